@@ -1,0 +1,61 @@
+"""Everything the core can ask of the edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .events import Seat
+from .request import Outcome, Request, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Hand the request to its path."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The request has ended: the path forgets it and closes what it holds open for it."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A request has ended: `seq` was added to the engine's report log."""
+
+    request: Request
+    outcome: Outcome
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send the seat everything in its engine's report log from `first` on."""
+
+    seat: Seat
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The submit was not accepted; it will have no outcome."""
+
+    key: RequestKey
+    attempt: int
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """No request uses registration `generation` of this rank any more: free its memory."""
+
+    engine_id: str
+    rank: int
+    generation: int
+
+
+Effect = Start | Stop | Report | Resend | Refuse | Release

@@ -50,6 +50,15 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Registration `generation` of this rank is over: shut writers out, if that can be done."""
+
+    engine_id: str
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """No request uses registration `generation` of this rank any more: free its memory."""
 
@@ -58,4 +67,4 @@ class Release:
     generation: int
 
 
-Effect = Start | Stop | Report | Resend | Refuse | Release
+Effect = Start | Stop | Report | Resend | Refuse | Fence | Release

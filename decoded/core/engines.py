@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from .events import Seat, SessionOpened
 from .reports import ReportLog
-from .request import RequestKey
+from .request import Request, RequestKey
 
 
 @dataclass(slots=True)
 class Engine:
     """One engine. `ranks`: current generation per registered rank. `retiring`: lost
     registrations, each with the requests that may still be written through it.
+    `writable`: registrations, current or lost, that writers are not shut out of.
     """
 
     engine_id: str
@@ -23,7 +24,7 @@ class Engine:
     sessions: dict[Seat, str] = field(default_factory=dict)
     ranks: dict[int, int] = field(default_factory=dict)
     retiring: dict[tuple[int, int], set[RequestKey]] = field(default_factory=dict)
-    fenced: set[int] = field(default_factory=set)
+    writable: set[tuple[int, int]] = field(default_factory=set)
     live: int = 0
 
     @property
@@ -40,6 +41,13 @@ class Engine:
     def idle(self) -> bool:
         """Nobody is connected, nothing is registered and no request is in flight."""
         return not (self.sessions or self.ranks or self.retiring or self.live)
+
+    def fenced(self, request: Request) -> bool:
+        """No registration that producers were given for `request` can be written through."""
+        return not any(
+            rank < request.ranks and generation <= request.generation
+            for rank, generation in self.writable
+        )
 
     def open(self, event: SessionOpened) -> None:
         """Seat a client, and decide for whose acknowledgements outcomes are kept."""
@@ -78,6 +86,13 @@ class Engines:
 
     def get(self, engine_id: str) -> Engine | None:
         return self.by_id.get(engine_id)
+
+    def fenced(self, request: Request) -> bool:
+        """No registration that producers were given for `request` can be written through."""
+        return not any(
+            rank < request.ranks and generation <= request.generation
+            for rank, generation in self.writable
+        )
 
     def open(self, event: SessionOpened) -> tuple[Engine, bool]:
         """The event's engine, and whether its scheduler has started anew."""

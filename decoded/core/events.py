@@ -64,10 +64,11 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class RankFenced:
-    """The rank's transfer engine is closed: whoever held its addresses can no longer write."""
+    """Registration `generation` cannot be written through any more: its transfer engine is closed."""
 
     engine_id: str
     rank: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from . import events as ev
 from . import reasons
 from .admission import is_repeat, why_refused
 from .deadlines import Deadlines
-from .effects import Effect, Refuse, Release, Report, Resend, Start, Stop
+from .effects import Effect, Fence, Refuse, Release, Report, Resend, Start, Stop
 from .engines import Engine, Engines
 from .invariants import violations
 from .ledger import Ledger
@@ -112,7 +112,7 @@ class Core:
         if event.rank in engine.ranks:
             self._lose_rank(engine, event.rank, "registered again", now)
         engine.ranks[event.rank] = event.generation
-        engine.fenced.discard(event.rank)
+        engine.writable.add((event.rank, event.generation))
 
     def _rank_lost(self, event: ev.RankLost, now: float) -> None:
         engine = self.engines.get(event.engine_id)
@@ -124,7 +124,7 @@ class Core:
         engine = self.engines.get(event.engine_id)
         if engine is None:
             return
-        engine.fenced.add(event.rank)
+        engine.writable.discard((event.rank, event.generation))
         for request in self.ledger.of_engine(event.engine_id):
             if request.state is State.DRAINING:
                 self._end_drain_if_safe(request, now)
@@ -137,6 +137,7 @@ class Core:
             if request.state is not State.ACCEPTED
         }
         engine.retiring[rank, generation] = users
+        self._effects.append(Fence(engine.engine_id, rank, generation))
         detail = f"rank {rank}: {why}"
         self._end_all(engine, Trigger.MEMORY_LOST, now, reasons.REGISTRATION_LOST, detail)
         self._release_unused(engine)
@@ -144,6 +145,7 @@ class Core:
     def _release_unused(self, engine: Engine) -> None:
         for rank, generation in [slot for slot, users in engine.retiring.items() if not users]:
             del engine.retiring[rank, generation]
+            engine.writable.discard((rank, generation))
             self._effects.append(Release(engine.engine_id, rank, generation))
 
     # The engine's requests
@@ -320,7 +322,7 @@ class Core:
         if request.writers_gone:
             return True
         engine = self.engines.get(request.key.engine_id)
-        return engine is not None and engine.fenced.issuperset(range(request.ranks))
+        return engine is not None and engine.fenced(request)
 
     def _move(
         self, request: Request, trigger: Trigger, now: float, reason: str, detail: str

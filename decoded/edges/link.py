@@ -1,0 +1,319 @@
+"""The engine link: the ROUTER that engines' clients talk to, and the sessions behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+import zmq
+
+from decoded import __version__
+from decoded.core import events as ev
+from decoded.core.engines import Engine, Engines
+from decoded.core.request import RequestKey
+from decoded.wire import link as wire
+
+from .reports import ReportSender
+from .router import RouterSocket, Unreachable
+from .sessions import Session, Sessions
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """A session not heard for `timeout_s` is given up; clients beat every `heartbeat_s`."""
+
+    endpoint: str
+    heartbeat_s: float = 1.0
+    timeout_s: float = 10.0
+    max_sessions: int = 1_024
+
+
+class LinkHost(Protocol):
+    """What the link needs of the daemon behind it."""
+
+    def dispatch(self, event: ev.Event) -> None:
+        """Give an event to the core and carry out what it asks for."""
+
+    def register_kv(self, session: Session, message: wire.RegisterKv) -> None:
+        """Begin a registration; the answer goes out later through `EngineLink.answer`."""
+
+    def unregister_kv(self, session: Session, message: wire.UnregisterKv) -> None:
+        """End a registration; answered once nobody writes to it."""
+
+    def generation(self, seat: ev.Seat, session: str) -> int | None:
+        """The registration in force that this very client made."""
+
+    def status(self, query: wire.StatusQuery) -> dict[str, Any]:
+        """The answer to a status query."""
+
+
+class EngineLink:
+    """Owns the link's socket, its sessions and what was sent to them."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: LinkSettings,
+        host: LinkHost,
+        engines: Engines,
+        counters: Counter[str],
+        boot: str,
+    ) -> None:
+        """Binds the endpoint. Raises zmq.ZMQError."""
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._host = host
+        self._engines = engines
+        self._counters = counters
+        self._boot = boot
+        self.sessions = Sessions()
+        self._router = RouterSocket(
+            context, self._on_message, self.flush, max_message_bytes=wire.MAX_FRAME_BYTES
+        )
+        self._reports = ReportSender(self._router, self.sessions, engines, boot)
+        try:
+            self._router.bind(settings.endpoint)
+        except zmq.ZMQError:
+            self._router.close()
+            raise
+        self._sweeper = self._loop.call_later(settings.heartbeat_s, self._sweep)
+        self._handlers: dict[type, Callable[[Session, Any], None]] = {
+            wire.RegisterKv: self._register_kv,
+            wire.UnregisterKv: self._unregister_kv,
+            wire.Submit: self._submit,
+            wire.Cancel: self._cancel,
+            wire.Acknowledge: self._acknowledge,
+            wire.Heartbeat: self._heartbeat,
+            wire.Bye: self._bye,
+        }
+
+    def close(self, linger_ms: int) -> None:
+        """Stop listening; reports on their way have `linger_ms` to leave."""
+        self._sweeper.cancel()
+        self._router.close(linger_ms)
+
+    # Towards clients
+
+    def outcome_ready(self, engine_id: str) -> None:
+        """An engine's report log has grown. It is sent when the turn ends, or by `flush`."""
+        self._reports.grown(engine_id)
+
+    def resend(self, seat: ev.Seat, first: int) -> None:
+        """Send a seat everything from outcome `first` on."""
+        self._reports.rewind(seat, first)
+
+    def flush(self) -> None:
+        """Send what has been reported since the last time."""
+        self._reports.flush()
+
+    def refuse(self, key: RequestKey, attempt: int, code: str, detail: str) -> None:
+        """Tell the engine's scheduler that a submit was not accepted."""
+        session = self.sessions.by_seat(ev.Seat(key.engine_id, "scheduler", 0))
+        if session is not None:
+            refusal = wire.Refusal(key.request_id, attempt, code, detail)
+            self._send(session.identity, wire.Refused([refusal]))
+
+    def answer(self, seat: ev.Seat, message: wire.FromDaemon) -> None:
+        """Send a late answer to whoever is at `seat` now, if anybody is."""
+        session = self.sessions.by_seat(seat)
+        if session is not None:
+            self._send(session.identity, message)
+
+    def _send(self, identity: bytes, message: wire.FromDaemon) -> None:
+        try:
+            if not self._router.send(identity, wire.encode(message)):
+                self._counters["link_unanswered"] += 1
+        except Unreachable:
+            session = self.sessions.by_identity(identity)
+            if session is not None:
+                session.reachable = False
+
+    def _error(self, identity: bytes, error: wire.WireError) -> None:
+        self._counters[f"link_error_{error.code}"] += 1
+        answer = wire.Error(error.code, str(error), error.about, error.token)
+        self._send(identity, answer)
+
+    # From clients
+
+    def _on_message(self, identity: bytes, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 1:
+                text = f"a message is one frame, this has {len(frames)}; use a DEALER socket"
+                raise wire.WireError("malformed", text)
+            message = wire.decode_from_client(frames[0])
+            if isinstance(message, wire.StatusQuery):
+                report = wire.StatusReport(message.token, self._host.status(message))
+                self._send(identity, report)
+                return
+            if isinstance(message, wire.Hello):
+                self._hello(identity, message)
+                return
+            session = self.sessions.by_identity(identity)
+            if session is None:
+                kind = str(message.__struct_config__.tag)
+                text = "this connection has no session; say hello first"
+                raise wire.WireError("hello_required", text, kind, getattr(message, "token", None))
+            session.heard_at = self._loop.time()
+            session.reachable = True
+            self._handlers[type(message)](session, message)
+        except wire.WireError as error:
+            self._error(identity, error)
+
+    def _hello(self, identity: bytes, hello: wire.Hello) -> None:
+        check_hello(hello, self._engines.get(hello.engine_id))
+        seat = ev.Seat(hello.engine_id, hello.role, hello.rank)
+        here = self.sessions.by_identity(identity)
+        if here is not None and here.seat != seat:
+            raise wire.WireError("invalid", "a connection keeps its seat; open another", "hello")
+        there = self.sessions.by_seat(seat)
+        if there is not None and there.hello.session != hello.session:
+            self._take_over(there)
+        elif there is None and len(self.sessions) >= self._settings.max_sessions:
+            text = f"{len(self.sessions)} sessions are open; raise link.max_sessions"
+            raise wire.WireError("too_many_sessions", text, "hello")
+        session = Session(identity, seat, hello, self._loop.time())
+        self.sessions.add(session)
+        self._counters["hellos"] += 1
+        opened = ev.SessionOpened(
+            seat, hello.session, hello.world_size, hello.subscribe, hello.expect_workers
+        )
+        self._host.dispatch(opened)
+        engine = self._engines.by_id[hello.engine_id]
+        self._reports.attach(session, engine)
+        welcome = wire.Welcome(
+            protocol=wire.PROTOCOL_VERSION,
+            version=__version__,
+            boot=self._boot,
+            log=self._reports.log_name(engine.log.log),
+            heartbeat_s=self._settings.heartbeat_s,
+            timeout_s=self._settings.timeout_s,
+            generation=self._host.generation(seat, hello.session),
+        )
+        self._send(identity, welcome)
+        log.info("session opened", engine_id=seat.engine_id, role=seat.role, rank=seat.rank)
+
+    def _take_over(self, there: Session) -> None:
+        """Another client wants a taken seat: it gets it only if the one there is gone."""
+        self._probe(there)
+        if there.reachable:
+            seat = there.seat
+            text = (
+                f"{seat.role} {seat.rank} of engine {seat.engine_id} is connected already; "
+                "stop it, or give this engine another id"
+            )
+            raise wire.WireError("seat_taken", text, "hello")
+        self._close(there, "replaced by a new client")
+
+    def _submit(self, session: Session, message: wire.Submit) -> None:
+        if session.seat.role != "scheduler":
+            raise wire.WireError("wrong_role", "only a scheduler submits", "submit")
+        engine_id, dispatch = session.seat.engine_id, self._host.dispatch
+        for item in message.requests:
+            key = RequestKey(engine_id, item.request_id)
+            params = item.kv_transfer_params or {}
+            marked = params.get("do_virtual")
+            if marked is not None and not isinstance(marked, bool):
+                text = "kv_transfer_params.do_virtual is true, false, null or absent"
+                self.refuse(key, item.attempt, "invalid", text)
+                continue
+            dispatch(
+                ev.Submit(
+                    key,
+                    item.external_id,
+                    item.attempt,
+                    tuple([array("q", ids) for ids in item.block_ids]),
+                    item.prompt_tokens,
+                    item.cached_tokens,
+                    bool(item.do_virtual or marked),
+                    params,
+                    item.timeout_s,
+                )
+            )
+
+    def _cancel(self, session: Session, message: wire.Cancel) -> None:
+        if session.seat.role != "scheduler":
+            raise wire.WireError("wrong_role", "only a scheduler cancels", "cancel")
+        for item in message.requests:
+            key = RequestKey(session.seat.engine_id, item.request_id)
+            self._host.dispatch(ev.Cancel(key, item.attempt))
+
+    def _acknowledge(self, session: Session, message: wire.Acknowledge) -> None:
+        if message.log == self._reports.log_name(session.log):
+            self._host.dispatch(ev.Acknowledged(session.seat, session.log, message.seq))
+            self._reports.grown(session.seat.engine_id)
+        else:
+            self._counters["stray_acknowledge"] += 1
+
+    def _heartbeat(self, session: Session, message: wire.Heartbeat) -> None:
+        self._send(session.identity, message)
+        self._reports.grown(session.seat.engine_id)
+
+    def _register_kv(self, session: Session, message: wire.RegisterKv) -> None:
+        if session.seat.role != "worker":
+            text = "only a worker registers KV"
+            raise wire.WireError("wrong_role", text, "register_kv", message.token)
+        self._host.register_kv(session, message)
+
+    def _unregister_kv(self, session: Session, message: wire.UnregisterKv) -> None:
+        self._host.unregister_kv(session, message)
+
+    def _bye(self, session: Session, message: wire.Bye) -> None:
+        self._close(session, "said bye")
+
+    # Liveness
+
+    def _sweep(self) -> None:
+        """Give up sessions that were silent for too long, and find out who is gone."""
+        now, settings = self._loop.time(), self._settings
+        for session in self.sessions:
+            silent = now - session.heard_at
+            if silent > settings.timeout_s:
+                self._close(session, f"not heard for {silent:.1f} s")
+            elif silent > 2 * settings.heartbeat_s:
+                self._probe(session)
+        self.flush()
+        self._sweeper = self._loop.call_later(settings.heartbeat_s, self._sweep)
+
+    def _probe(self, session: Session) -> None:
+        """A ROUTER refuses to send to an identity whose connection is closed."""
+        self._send(session.identity, wire.Heartbeat())
+
+    def _close(self, session: Session, why: str) -> None:
+        self.sessions.remove(session)
+        seat = session.seat
+        log.info(
+            "session closed", engine_id=seat.engine_id, role=seat.role, rank=seat.rank, why=why
+        )
+        self._host.dispatch(ev.SessionClosed(seat, session.hello.session, why))
+
+
+def check_hello(hello: wire.Hello, engine: Engine | None) -> None:
+    """Raise WireError if a hello cannot be taken."""
+    if hello.protocol != wire.PROTOCOL_VERSION:
+        text = (
+            f"this daemon ({__version__}) speaks protocol version {wire.PROTOCOL_VERSION}, "
+            f"the client version {hello.protocol}; upgrade the older of the two"
+        )
+        raise wire.WireError("unsupported_protocol", text, "hello")
+    if hello.role == "scheduler" and hello.rank != 0:
+        raise wire.WireError("invalid", "hello: a scheduler's rank is 0", "hello")
+    if hello.rank >= hello.world_size:
+        text = f"hello: rank {hello.rank} is not below world_size {hello.world_size}"
+        raise wire.WireError("invalid", text, "hello")
+    tp_size = hello.tp_size or hello.world_size // hello.pcp_size
+    if tp_size * hello.pcp_size != hello.world_size:
+        text = f"hello: tp_size * pcp_size is not world_size {hello.world_size}"
+        raise wire.WireError("invalid", text, "hello")
+    if engine is not None and engine.sessions and engine.world_size != hello.world_size:
+        text = (
+            f"engine {hello.engine_id} runs with world_size {engine.world_size}, "
+            f"not {hello.world_size}"
+        )
+        raise wire.WireError("world_size_mismatch", text, "hello")

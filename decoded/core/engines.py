@@ -87,13 +87,6 @@ class Engines:
     def get(self, engine_id: str) -> Engine | None:
         return self.by_id.get(engine_id)
 
-    def fenced(self, request: Request) -> bool:
-        """No registration that producers were given for `request` can be written through."""
-        return not any(
-            rank < request.ranks and generation <= request.generation
-            for rank, generation in self.writable
-        )
-
     def open(self, event: SessionOpened) -> tuple[Engine, bool]:
         """The event's engine, and whether its scheduler has started anew."""
         seat = event.seat

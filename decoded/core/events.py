@@ -64,7 +64,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class RankFenced:
-    """Registration `generation` cannot be written through any more: its transfer engine is closed."""
+    """Registration `generation` cannot be written through any more."""
 
     engine_id: str
     rank: int

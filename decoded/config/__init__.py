@@ -1,0 +1,20 @@
+"""Settings: one frozen tree, from a YAML file, the environment and flags, in rising order."""
+
+from .bridge import core_settings
+from .checks import Problem, unreadable_files, warnings
+from .load import ConfigError, load_config
+from .runtime import endpoint_of, prepare_socket_dir, runtime_dir
+from .schema import Config
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Problem",
+    "core_settings",
+    "endpoint_of",
+    "load_config",
+    "prepare_socket_dir",
+    "runtime_dir",
+    "unreadable_files",
+    "warnings",
+]

@@ -287,19 +287,32 @@ def decode_from_daemon(frame: bytes | memoryview) -> FromDaemon:
         raise _explain(frame, error, _KINDS_FROM_DAEMON) from None
 
 
+class _Envelope(msgspec.Struct):
+    """What can be told of any message. The rest is skipped, not built: it may be large."""
+
+    kind: str
+    token: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+_envelope = msgspec.msgpack.Decoder(_Envelope)
+_token = msgspec.msgpack.Decoder(Token)
+
+
 def _explain(frame: bytes | memoryview, error: Exception, kinds: frozenset[str]) -> WireError:
     """Find out what a frame was meant to be, so that the answer helps its sender."""
     try:
-        value = msgspec.msgpack.decode(frame)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, TypeError):
-        return WireError("malformed", "the frame is not msgpack")
-    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        envelope = _envelope.decode(frame)
+    except msgspec.ValidationError:
         return WireError("malformed", "a message is a map with a text under 'kind'")
-    kind = value["kind"][:64]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return WireError("malformed", "the frame is not msgpack")
+    kind = envelope.kind[:64]
     if kind not in kinds:
         known = ", ".join(sorted(kinds))
         text = f"protocol version {PROTOCOL_VERSION} has no message '{kind}'; it has: {known}"
         return WireError("unknown_kind", text, kind)
-    token = value.get("token")
-    valid = isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**63
-    return WireError("invalid", f"{kind}: {error}", kind, token if valid else None)
+    try:
+        token = _token.decode(envelope.token)
+    except (msgspec.MsgspecError, RecursionError):
+        token = None
+    return WireError("invalid", f"{kind}: {error}", kind, token)

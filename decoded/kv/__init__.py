@@ -1,0 +1,1 @@
+"""Where KV lives: layout, shared regions, and the Mooncake transfer engine of a rank."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 SHM = Path("/dev/shm")
+# Of every region that this package makes, in the daemon and in clients.
+SHARED_PREFIX = "/decoded-"
 _NAME = re.compile(r"/[A-Za-z0-9._-]{1,254}", re.ASCII)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 

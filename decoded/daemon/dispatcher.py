@@ -1,0 +1,152 @@
+"""The one route: every event goes into the core here, every effect is carried out here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+
+from decoded.core import Core
+from decoded.core import effects as fx
+from decoded.core import events as ev
+from decoded.core.request import RequestKey
+from decoded.core.states import State
+from decoded.path import Path
+
+log = structlog.get_logger("decoded.requests")
+
+
+class Link(Protocol):
+    """What the dispatcher asks of the engine link."""
+
+    def outcome_ready(self, engine_id: str) -> None: ...
+    def resend(self, seat: ev.Seat, first: int) -> None: ...
+    def refuse(self, key: RequestKey, attempt: int, code: str, detail: str) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Memory(Protocol):
+    """What the dispatcher asks of the registrations."""
+
+    def fence(self, effect: fx.Fence) -> None: ...
+    def release(self, effect: fx.Release) -> None: ...
+
+
+class Dispatcher:
+    """Runs the core on the event loop. `wire_up` it before the first event."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.idle = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[ev.Event] = deque()
+        self._running = False
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._perform: dict[type, Callable[[Any], None]] = {}
+
+    def wire_up(self, link: Link, memory: Memory, receiver: Path, virtual: Path) -> None:
+        """Say who carries out effects."""
+        self._link = link
+        self._receiver = receiver
+        self._virtual = virtual
+        self._perform = {
+            fx.Start: self._start,
+            fx.Stop: self._stop,
+            fx.Report: self._report,
+            fx.Resend: lambda effect: link.resend(effect.seat, effect.first),
+            fx.Refuse: self._refuse,
+            fx.Fence: memory.fence,
+            fx.Release: memory.release,
+        }
+
+    def dispatch(self, event: ev.Event) -> None:
+        """Handle `event` and whatever follows from it in this turn.
+
+        An event that arises while another is handled waits for its end.
+        """
+        queue = self._queue
+        queue.append(event)
+        if self._running:
+            return
+        self._running = True
+        core, perform, now = self.core, self._perform, self._loop.time()
+        try:
+            while queue:
+                for effect in core.handle(queue.popleft(), now):
+                    perform[type(effect)](effect)
+        finally:
+            self._running = False
+        self._arm()
+
+    def _start(self, effect: fx.Start) -> None:
+        self._queue.extend(self._path(effect.request.virtual).start(effect.request))
+
+    def _stop(self, effect: fx.Stop) -> None:
+        self._path(effect.request.virtual).stop(effect.request)
+        if not self.core.ledger.live:
+            self.idle.set()
+
+    def _path(self, virtual: bool) -> Path:
+        return self._virtual if virtual else self._receiver
+
+    def _report(self, effect: fx.Report) -> None:
+        outcome, engine_id = effect.outcome, effect.request.key.engine_id
+        self._link.outcome_ready(engine_id)
+        self._flush_soon()
+        extra = {} if outcome.state is State.DONE else {"detail": outcome.detail}
+        log.info(
+            "request ended",
+            engine_id=engine_id,
+            request_id=outcome.request_id,
+            external_id=outcome.external_id,
+            attempt=outcome.attempt,
+            state=outcome.state.value,
+            reason=outcome.reason,
+            elapsed_s=round(outcome.elapsed_s, 6),
+            **extra,
+        )
+
+    def _refuse(self, effect: fx.Refuse) -> None:
+        log.info(
+            "request refused",
+            engine_id=effect.key.engine_id,
+            request_id=effect.key.request_id,
+            attempt=effect.attempt,
+            reason=effect.code,
+            detail=effect.detail,
+        )
+        self._link.refuse(effect.key, effect.attempt, effect.code, effect.detail)
+
+    def _flush_soon(self) -> None:
+        """The link sends reports when its own turn ends; others' turns need this."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self._link.flush()
+
+    def _arm(self) -> None:
+        """Wake for the core's next deadline; a timer that fires too early just looks again."""
+        due = self.core.next_deadline()
+        if due is None or due >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self.dispatch(ev.Tick())
+
+    def close(self) -> None:
+        """Stop waking."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,74 @@
+"""Starting the daemon, running it, and stopping it without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+
+import structlog
+import uvloop
+import zmq
+
+from decoded import __version__
+from decoded.config import Config, endpoint_of, prepare_socket_dir, runtime_dir
+from decoded.kv.regions import RegionError
+from decoded.receiver.ports import PortError
+
+from .daemon import Daemon
+from .lock import EndpointLock, LockError, lock_path
+
+log = structlog.get_logger(__name__)
+
+EXIT_OK, EXIT_CANNOT_START = 0, 4
+
+
+def serve(config: Config) -> int:
+    """Run until SIGTERM or SIGINT; the exit code. What prevents a start is logged as one line."""
+    environ = os.environ
+    try:
+        endpoint = endpoint_of(config, environ)
+        prepare_socket_dir(endpoint, environ)
+        lock = EndpointLock(endpoint, lock_path(endpoint, runtime_dir(environ)))
+    except (LockError, OSError, ValueError) as error:
+        log.error("cannot start", why=str(error))
+        return EXIT_CANNOT_START
+    try:
+        _raise_descriptor_limit()
+        uvloop.install()
+        asyncio.run(_run(config, endpoint))
+    except (PortError, RegionError, zmq.ZMQError, OSError) as error:
+        log.error("cannot start", why=str(error))
+        return EXIT_CANNOT_START
+    finally:
+        lock.release()
+    return EXIT_OK
+
+
+async def _run(config: Config, endpoint: str) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    daemon = Daemon(config, endpoint)
+    try:
+        await daemon.start()
+        # What exists now lives as long as the daemon: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        log.info("ready", endpoint=endpoint, pid=os.getpid(), version=__version__, boot=daemon.boot)
+        await stop.wait()
+        log.info("stopping", in_flight=daemon.in_flight, shutdown_s=config.deadlines.shutdown_s)
+        await daemon.drain()
+    finally:
+        await daemon.close()
+    log.info("stopped")
+
+
+def _raise_descriptor_limit() -> None:
+    """Each request in flight holds a connection to its metaserver: use what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,99 @@
+"""The memory of one registration, and the thread on which its rank does what blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from decoded.kv.regions import SharedRegion
+from decoded.kv.transfer import TransferEngine
+from decoded.wire.layout import KvLayout
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """The Mooncake engines' settings. `host`: the address that producers write to."""
+
+    host: str
+    protocol: str = "tcp"
+    device: str = ""
+
+
+class RankThread:
+    """One worker thread per rank: device contexts belong to threads, so mapping memory,
+    Mooncake and device calls of a rank all run here, one after the other.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do `work` on the thread and give back what it returns or raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Let the thread end once it has done what it was given."""
+        self._executor.shutdown(wait=False)
+
+
+class RankMemory:
+    """Mapped regions and the transfer engine that producers write through.
+
+    Everything here blocks and belongs on the rank's thread.
+    """
+
+    def __init__(
+        self, engine: TransferEngine, regions: Sequence[SharedRegion], own_regions: bool
+    ) -> None:
+        self._engine: TransferEngine | None = engine
+        self._regions = regions
+        self._own_regions = own_regions
+        self.te_rpc_port = engine.port
+        self.region_addrs = [region.address for region in regions]
+
+    @classmethod
+    def attach(cls, layout: KvLayout, settings: TransferSettings) -> RankMemory:
+        """Map an engine's regions and register them. Raises RegionError or TransferError."""
+        regions: list[SharedRegion] = []
+        try:
+            for region in layout.regions:
+                regions.append(SharedRegion.attach(region.name, region.size))
+            return cls(_open(regions, settings), regions, own_regions=True)
+        except BaseException:
+            for region_ in regions:
+                region_.close()
+            raise
+
+    @classmethod
+    def of_pool(cls, regions: Sequence[SharedRegion], settings: TransferSettings) -> RankMemory:
+        """Register regions that the daemon owns, which outlive this. Raises TransferError."""
+        return cls(_open(regions, settings), regions, own_regions=False)
+
+    def fence(self) -> None:
+        """Close the transfer engine: nobody can write to the regions through it any more."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            engine.close()
+
+    def close(self) -> None:
+        """Fence, and unmap what this has mapped."""
+        self.fence()
+        if self._own_regions:
+            for region in self._regions:
+                region.close()
+
+
+def _open(regions: Sequence[SharedRegion], settings: TransferSettings) -> TransferEngine:
+    engine = TransferEngine.open(settings.host, settings.protocol, settings.device)
+    try:
+        for region in regions:
+            engine.register(region.address, region.size)
+    except BaseException:
+        engine.close()
+        raise
+    return engine

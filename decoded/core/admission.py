@@ -14,13 +14,15 @@ def is_repeat(event: Submit, engine: Engine, ledger: Ledger) -> bool:
     """True for a submit that was taken before: the client resends what has no outcome yet.
 
     An ended attempt whose outcome the scheduler has acknowledged is no repeat: the
-    engine uses the same id again.
+    engine uses the same id again. The log is asked, not the tombstones: an outcome
+    that is still to be sent must never be joined by a second one.
     """
     live = ledger.live.get(event.key)
     if live is not None:
-        return live.attempt == event.attempt and _same(live, event)
-    ended = _ended_here(event, engine, ledger)
-    return ended is not None and ended.attempt == event.attempt and not _known(engine, ended)
+        mine = live.log == engine.log.log and live.attempt == event.attempt
+        return mine and _same(live, event)
+    scheduler = Seat(engine.engine_id, "scheduler", 0)
+    return engine.log.awaits(scheduler, event.key.request_id, event.attempt)
 
 
 def why_refused(
@@ -29,12 +31,15 @@ def why_refused(
     """The code and the detail of a refusal, or None when the submit is taken."""
     key = event.key
     live = ledger.live.get(key)
+    if live is not None and live.log != engine.log.log:
+        detail = f"a request of the engine's last scheduler is {live.state.value}; try again later"
+        return reasons.LIVE_DUPLICATE, detail
     if live is not None:
         detail = f"attempt {live.attempt} is {live.state.value}; wait for its outcome"
         return reasons.LIVE_DUPLICATE, detail
-    ended = _ended_here(event, engine, ledger)
-    if ended is not None and event.attempt < ended.attempt:
-        return reasons.STALE_ATTEMPT, f"attempt {ended.attempt} has already ended"
+    newest = _newest_ended(event, engine, ledger)
+    if event.attempt < newest:
+        return reasons.STALE_ATTEMPT, f"attempt {newest} has already ended"
     if shutting_down:
         return reasons.SHUTTING_DOWN, "the daemon takes no new requests; submit to the next one"
     other = ledger.by_external.get((key.engine_id, event.external_id))
@@ -51,14 +56,10 @@ def why_refused(
     return None
 
 
-def _ended_here(event: Submit, engine: Engine, ledger: Ledger) -> Request | None:
+def _newest_ended(event: Submit, engine: Engine, ledger: Ledger) -> int:
     ended = ledger.tombstones.get(event.key)
-    return ended if ended is not None and ended.log == engine.log.log else None
-
-
-def _known(engine: Engine, ended: Request) -> bool:
-    acknowledged = engine.log.acknowledged.get(Seat(engine.engine_id, "scheduler", 0))
-    return acknowledged is None or acknowledged >= ended.report_seq
+    remembered = ended.attempt if ended is not None and ended.log == engine.log.log else 0
+    return max(remembered, engine.log.last_attempt(event.key.request_id))
 
 
 def _same(request: Request, event: Submit) -> bool:

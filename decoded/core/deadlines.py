@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 
 from .request import Request
@@ -41,7 +42,7 @@ class Deadlines:
         """Remove and yield each request whose deadline is `now` or earlier."""
         while (when := self.next()) is not None and when <= now:
             request = heapq.heappop(self._heap)[2]
-            request.deadline = 0.0
+            request.deadline = math.inf
             yield request
 
     def sweep(self, live: int) -> None:

@@ -10,21 +10,27 @@ from .request import Outcome, Request, RequestKey
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Hand the request to its path."""
+    """Hand the request to its path: at its submit, or at a later tick if it was held."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The request has ended: the path forgets it and closes what it holds open for it."""
+    """The request has ended: the path forgets it and closes what it holds open for it.
+
+    No event about this attempt may follow: the engine may use id and attempt again.
+    """
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A request has ended: `seq` was added to the engine's report log."""
+    """A request has ended: `seq` was added to the engine's report log.
+
+    `seq` 0: its scheduler has been replaced since, and nobody is left to be told.
+    """
 
     request: Request
     outcome: Outcome

@@ -14,6 +14,8 @@ class Engine:
     """One engine. `ranks`: current generation per registered rank. `retiring`: lost
     registrations, each with the requests that may still be written through it.
     `writable`: registrations, current or lost, that writers are not shut out of.
+    `newest`: the last generation of each rank, `announced` the last one that producers
+    were told of: neither comes back, for producers keep addresses under it.
     """
 
     engine_id: str
@@ -22,9 +24,12 @@ class Engine:
     scheduler_session: str | None = None
     expect_workers: bool = False
     sessions: dict[Seat, str] = field(default_factory=dict)
+    subscribers: set[Seat] = field(default_factory=set)
     ranks: dict[int, int] = field(default_factory=dict)
     retiring: dict[tuple[int, int], set[RequestKey]] = field(default_factory=dict)
     writable: set[tuple[int, int]] = field(default_factory=set)
+    newest: dict[int, int] = field(default_factory=dict)
+    announced: int = 0
     live: int = 0
 
     @property
@@ -42,6 +47,14 @@ class Engine:
         """Nobody is connected, nothing is registered and no request is in flight."""
         return not (self.sessions or self.ranks or self.retiring or self.live)
 
+    def fresh(self, rank: int, generation: int) -> bool:
+        """True if `generation` can name a new registration of `rank` to producers."""
+        return generation > max(self.announced, self.newest.get(rank, 0))
+
+    def carries(self, ranks: int, generation: int) -> bool:
+        """The first `ranks` ranks are registered, and `generation` names that set."""
+        return generation == self.generation and all(rank in self.ranks for rank in range(ranks))
+
     def fenced(self, request: Request) -> bool:
         """No registration that producers were given for `request` can be written through."""
         return not any(
@@ -50,31 +63,33 @@ class Engine:
         )
 
     def open(self, event: SessionOpened) -> None:
-        """Seat a client, and decide for whose acknowledgements outcomes are kept."""
+        """Seat a client."""
         seat = event.seat
-        if self.sessions.get(seat) != event.session:
-            self.log.leave(seat)
         self.sessions[seat] = event.session
+        self.subscribers.discard(seat)
         if event.subscribe:
-            self.log.join(seat)
+            self.subscribers.add(seat)
         if seat.role == "scheduler":
             self.scheduler_session = event.session
             self.expect_workers = event.expect_workers
-            if event.expect_workers:
-                for rank in range(self.world_size):
-                    self.log.join(Seat(self.engine_id, "worker", rank))
+        self._wait_for_readers()
 
     def close(self, seat: Seat) -> None:
         """The seat's client is gone; a worker that is expected back stays waited for."""
-        self.sessions.pop(seat, None)
-        scheduler = Seat(self.engine_id, "scheduler", 0)
-        if seat.role == "worker" and self.expect_workers and scheduler in self.sessions:
-            return
-        self.log.leave(seat)
-        if seat == scheduler:
-            for other in list(self.log.acknowledged):
-                if other not in self.sessions:
-                    self.log.leave(other)
+        del self.sessions[seat]
+        self.subscribers.discard(seat)
+        self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        """Keep outcomes for those who read them and, if the scheduler says so, for every worker."""
+        readers: dict[Seat, str | None] = {
+            seat: session for seat, session in self.sessions.items() if seat in self.subscribers
+        }
+        if self.expect_workers and Seat(self.engine_id, "scheduler", 0) in self.sessions:
+            for rank in range(self.world_size):
+                seat = Seat(self.engine_id, "worker", rank)
+                readers[seat] = self.sessions.get(seat)
+        self.log.wait_for(readers)
 
 
 class Engines:
@@ -97,9 +112,6 @@ class Engines:
         anew = seat.role == "scheduler" and engine.scheduler_session not in (None, event.session)
         if anew:
             engine.log = self._new_log()
-            for other, session in engine.sessions.items():
-                if other != seat and session:
-                    engine.log.join(other)
         engine.world_size = event.world_size
         engine.open(event)
         return engine, anew

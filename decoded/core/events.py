@@ -46,7 +46,11 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class RankRegistered:
-    """A rank's KV memory can be written to from now on, by registration `generation`."""
+    """A rank's KV memory can be written to from now on, by registration `generation`.
+
+    Generations grow from one registration to the next. One that cannot be taken
+    (its worker is gone, or a newer one was announced) is answered with `Release`.
+    """
 
     engine_id: str
     rank: int
@@ -113,7 +117,10 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Producers are being told where to write: `ranks` ranks, registrations up to `generation`."""
+    """Producers are about to be told where to write: `ranks` ranks, as engine `generation`.
+
+    Only if the request is in RECEIVING after this may anybody be told.
+    """
 
     key: RequestKey
     attempt: int
@@ -133,10 +140,13 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded:
-    """The metaserver's call is over.
+    """The metaserver's call has come to an end.
 
     `ok`: DONE messages are due. `began`: a prefill may have written something
-    (False for an unknown id or a call that never reached the proxy).
+    (False for an unknown id or a call that never reached the proxy). `over`
+    False: the call broke off without an answer, so the prefill may be running
+    still, or not even have begun to write; that proves nothing, and only the
+    request's deadline and its senders decide.
     """
 
     key: RequestKey
@@ -144,6 +154,7 @@ class PrefillEnded:
     ok: bool
     began: bool
     detail: str
+    over: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ def _ledger(core: Core) -> list[str]:
         found.append("live requests and external ids do not match one to one")
     if len(ledger.tombstones) > core.settings.max_tombstones:
         found.append(f"{len(ledger.tombstones)} tombstones are over the bound")
-    if len(ledger.ended_external) > len(ledger.tombstones):
-        found.append("external ids are remembered for longer than their tombstones")
+    if len(ledger.announced) > core.settings.max_tombstones:
+        found.append(f"{len(ledger.announced)} announced uses are over the bound")
+    found += [f"{r.key} was never announced" for r in ledger.announced.values() if not r.announced]
     found += [f"{r.key} is live in {r.state}" for r in ledger.live.values() if r.state.terminal]
     found += [
         f"{r.key} is buried in {r.state}"
@@ -45,11 +46,15 @@ def _requests(core: Core) -> list[str]:
             found.append(f"{where} has no deadline")
         if (request.state is State.DRAINING) != (request.ending is not None):
             found.append(f"{where} has ending {request.ending}")
-        if (request.state is State.ACCEPTED) != (request.prefill is Prefill.NOT_ASKED):
+        if (request.state is State.ACCEPTED) == request.announced:
             found.append(f"{where} has prefill {request.prefill.value}")
+        if request.announced and not request.handed:
+            found.append(f"{where} was announced by nobody")
         if request.state is State.DRAINING:
-            shortest = request.drained_from + core.settings.drain_s
-            if request.deadline < shortest and request.prefill is not Prefill.ENDED:
+            begun = request.drained_from
+            if request.prefill is Prefill.RUNNING:
+                begun = max(begun, request.started_at + core.settings.prefill_timeout_s)
+            if request.deadline < begun + core.settings.drain_s:
                 found.append(f"{where} drains for less than the transfer time-out")
         if request.state is State.RECEIVING and request.all_done:
             found.append(f"{where} is whole but not done")
@@ -80,6 +85,11 @@ def _engines(core: Core) -> list[str]:
         if engine.idle:
             found.append(f"engine {engine.engine_id} is idle but not forgotten")
         log = engine.log
+        if not all(seat in engine.sessions for seat in engine.subscribers):
+            found.append(f"engine {engine.engine_id} reports to seats that nobody holds")
+        registered = engine.ranks.items() | engine.retiring.keys()
+        if not engine.writable <= registered:
+            found.append(f"engine {engine.engine_id} forgot registrations that can be written")
         if any(not log.base <= seq <= log.last for seq in log.acknowledged.values()):
             found.append(f"engine {engine.engine_id} has acknowledgements outside its log")
         if not all(engine.retiring.values()):

@@ -11,7 +11,12 @@ ExternalKey = tuple[str, str]
 
 
 class Ledger:
-    """Live requests by internal and external id; tombstones by both, oldest first."""
+    """Live requests by internal and external id, and what is remembered of ended ones.
+
+    `tombstones`: the last use of each internal id. `announced`: the last use of each
+    external id that producers were told of; uses that never got that far do not
+    replace it, for its senders may still speak. Both oldest first and bounded.
+    """
 
     def __init__(self, max_tombstones: int, tombstone_age_s: float) -> None:
         self._max_tombstones = max_tombstones
@@ -19,16 +24,22 @@ class Ledger:
         self.live: dict[RequestKey, Request] = {}
         self.by_external: dict[ExternalKey, Request] = {}
         self.tombstones: OrderedDict[RequestKey, Request] = OrderedDict()
-        self.ended_external: dict[ExternalKey, Request] = {}
+        self.announced: OrderedDict[ExternalKey, Request] = OrderedDict()
 
     def find(self, key: RequestKey) -> Request | None:
         """The live request of that key, else its tombstone."""
         return self.live.get(key) or self.tombstones.get(key)
 
-    def find_attempt(self, key: RequestKey, attempt: int) -> Request | None:
-        """The live request of that key and attempt."""
+    def handed(self, key: RequestKey, attempt: int) -> Request | None:
+        """The live request of that key and attempt, if its path was told to start."""
         request = self.live.get(key)
-        return request if request is not None and request.attempt == attempt else None
+        if request is None or request.attempt != attempt or not request.handed:
+            return None
+        return request
+
+    def earlier(self, request: Request) -> Request | None:
+        """The last use of the request's external id whose senders may still speak up."""
+        return self.announced.get((request.key.engine_id, request.external_id))
 
     def of_engine(self, engine_id: str) -> Iterator[Request]:
         """The live requests of one engine, as they were when asked."""
@@ -39,35 +50,28 @@ class Ledger:
         self.live[request.key] = request
         self.by_external[request.key.engine_id, request.external_id] = request
 
-    def bury(self, request: Request, now: float) -> None:
-        """Turn an ended request into a tombstone, and drop tombstones past the bounds."""
+    def bury(self, request: Request) -> None:
+        """Turn an ended request into a tombstone, and forget the oldest past the bounds."""
         external = request.key.engine_id, request.external_id
         del self.live[request.key]
         del self.by_external[external]
         request.blocks = ()
         request.params = {}
-        request.fence = None
-        earlier = self.tombstones.pop(request.key, None)
-        if earlier is not None:
-            self._forget_external(earlier)
+        self.tombstones.pop(request.key, None)
         self.tombstones[request.key] = request
-        self.ended_external[external] = request
-        while len(self.tombstones) > self._max_tombstones:
-            self._drop_oldest()
-        self.age(now)
+        if len(self.tombstones) > self._max_tombstones:
+            self.tombstones.popitem(last=False)
+        if request.announced:
+            self.announced.pop(external, None)
+            self.announced[external] = request
+            if len(self.announced) > self._max_tombstones:
+                self.announced.popitem(last=False)
 
     def age(self, now: float) -> None:
-        """Drop tombstones that are too old."""
-        while self.tombstones:
-            oldest = next(iter(self.tombstones.values()))
-            if now - oldest.ended_at <= self._tombstone_age_s:
-                return
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        self._forget_external(self.tombstones.popitem(last=False)[1])
-
-    def _forget_external(self, request: Request) -> None:
-        external = request.key.engine_id, request.external_id
-        if self.ended_external.get(external) is request:
-            del self.ended_external[external]
+        """Forget what ended too long ago."""
+        for ended in (self.tombstones, self.announced):
+            while ended:
+                oldest = next(iter(ended.values()))
+                if now - oldest.ended_at <= self._tombstone_age_s:
+                    break
+                ended.popitem(last=False)

@@ -13,15 +13,14 @@ from typing import Any
 from . import events as ev
 from . import reasons
 from .admission import is_repeat, why_refused
-from .deadlines import Deadlines
-from .effects import Effect, Fence, Refuse, Release, Report, Resend, Start, Stop
-from .engines import Engine, Engines
+from .effects import Effect, Fence, Refuse, Release, Resend
+from .engines import Engine
 from .invariants import violations
-from .ledger import Ledger
+from .lifecycle import Lifecycle
 from .request import Prefill, Request, RequestKey, StoryEntry, Verdict
 from .senders import Senders
 from .settings import CoreSettings
-from .states import State, Trigger, transition
+from .states import State, Trigger
 from .story import tell
 
 
@@ -30,13 +29,13 @@ class Core:
 
     def __init__(self, settings: CoreSettings | None = None) -> None:
         self.settings = settings or CoreSettings()
-        self.engines = Engines()
-        self.ledger = Ledger(self.settings.max_tombstones, self.settings.tombstone_age_s)
-        self.deadlines = Deadlines()
         self.counters: Counter[str] = Counter()
         self.shutting_down = False
+        self._life = Lifecycle(self.settings, self.counters)
+        self.engines = self._life.engines
+        self.ledger = self._life.ledger
+        self.deadlines = self._life.deadlines
         self._senders = Senders(self.settings, self.counters)
-        self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.SessionOpened: self._session_opened,
             ev.SessionClosed: self._session_closed,
@@ -62,7 +61,8 @@ class Core:
     def handle(self, event: ev.Event, now: float) -> list[Effect]:
         """Take one event at time `now` (monotonic, s); return what is to be done, in order."""
         effects: list[Effect] = []
-        self._effects = effects
+        self._life.effects = effects
+        self.ledger.age(now)
         self._handlers[type(event)](event, now)
         return effects
 
@@ -84,14 +84,18 @@ class Core:
     # Sessions and registrations
 
     def _session_opened(self, event: ev.SessionOpened, now: float) -> None:
+        seat = event.seat
+        before = self.engines.get(seat.engine_id)
+        replaced = before is not None and before.sessions.get(seat) not in (None, event.session)
+        if before is not None and replaced and seat.role == "worker" and seat.rank in before.ranks:
+            self._lose_rank(before, seat.rank, "its worker started anew", now)
         engine, anew = self.engines.open(event)
         if anew:
-            self._end_all(
-                engine, Trigger.CANCEL, now, reasons.ENGINE_RESTARTED, "its scheduler started anew"
-            )
-        acknowledged = engine.log.acknowledged.get(event.seat)
+            detail = "its scheduler started anew"
+            self._life.end_all(engine, Trigger.CANCEL, now, reasons.ENGINE_RESTARTED, detail)
+        acknowledged = engine.log.acknowledged.get(seat)
         if acknowledged is not None and engine.log.last > acknowledged:
-            self._effects.append(Resend(event.seat, acknowledged + 1))
+            self._life.effects.append(Resend(seat, acknowledged + 1))
 
     def _session_closed(self, event: ev.SessionClosed, now: float) -> None:
         engine = self.engines.get(event.seat.engine_id)
@@ -99,20 +103,28 @@ class Core:
             return
         engine.close(event.seat)
         if event.seat.role == "scheduler":
-            self._end_all(engine, Trigger.CANCEL, now, reasons.ENGINE_LOST, event.reason)
+            self._life.end_all(engine, Trigger.CANCEL, now, reasons.ENGINE_LOST, event.reason)
         elif event.seat.rank in engine.ranks:
             self._lose_rank(engine, event.seat.rank, event.reason, now)
         self.engines.forget_if_idle(engine)
 
     def _rank_registered(self, event: ev.RankRegistered, now: float) -> None:
+        rank, generation = event.rank, event.generation
         engine = self.engines.get(event.engine_id)
-        if engine is None:
-            self._effects.append(Release(event.engine_id, event.rank, event.generation))
+        if engine is None or ev.Seat(event.engine_id, "worker", rank) not in engine.sessions:
+            # Its worker went away meanwhile; nobody else would ever give it back.
+            self._life.effects.append(Release(event.engine_id, rank, generation))
             return
-        if event.rank in engine.ranks:
-            self._lose_rank(engine, event.rank, "registered again", now)
-        engine.ranks[event.rank] = event.generation
-        engine.writable.add((event.rank, event.generation))
+        if engine.ranks.get(rank) == generation or (rank, generation) in engine.retiring:
+            return
+        if not engine.fresh(rank, generation):
+            self.counters["stale_generation"] += 1
+            self._life.effects.append(Release(event.engine_id, rank, generation))
+            return
+        if rank in engine.ranks:
+            self._lose_rank(engine, rank, "registered again", now)
+        engine.ranks[rank] = engine.newest[rank] = generation
+        engine.writable.add((rank, generation))
 
     def _rank_lost(self, event: ev.RankLost, now: float) -> None:
         engine = self.engines.get(event.engine_id)
@@ -126,27 +138,20 @@ class Core:
             return
         engine.writable.discard((event.rank, event.generation))
         for request in self.ledger.of_engine(event.engine_id):
-            if request.state is State.DRAINING:
-                self._end_drain_if_safe(request, now)
+            self._life.end_drain_if_safe(request, now)
 
     def _lose_rank(self, engine: Engine, rank: int, why: str, now: float) -> None:
         generation = engine.ranks.pop(rank)
         users = {
             request.key
             for request in self.ledger.of_engine(engine.engine_id)
-            if request.state is not State.ACCEPTED
+            if request.announced and request.generation >= generation
         }
         engine.retiring[rank, generation] = users
-        self._effects.append(Fence(engine.engine_id, rank, generation))
+        self._life.effects.append(Fence(engine.engine_id, rank, generation))
         detail = f"rank {rank}: {why}"
-        self._end_all(engine, Trigger.MEMORY_LOST, now, reasons.REGISTRATION_LOST, detail)
-        self._release_unused(engine)
-
-    def _release_unused(self, engine: Engine) -> None:
-        for rank, generation in [slot for slot, users in engine.retiring.items() if not users]:
-            del engine.retiring[rank, generation]
-            engine.writable.discard((rank, generation))
-            self._effects.append(Release(engine.engine_id, rank, generation))
+        self._life.end_all(engine, Trigger.MEMORY_LOST, now, reasons.REGISTRATION_LOST, detail)
+        self._life.release_unused(engine)
 
     # The engine's requests
 
@@ -165,6 +170,7 @@ class Core:
             self._refuse(event, *refusal)
             return
         limit = self.settings.request_deadline_s
+        timeout = limit if event.timeout_s is None else min(event.timeout_s, limit)
         request = Request(
             event.key,
             event.external_id,
@@ -177,16 +183,12 @@ class Core:
             now,
         )
         request.log = engine.log.log
-        request.expires_at = now + min(event.timeout_s or limit, limit)
-        self.ledger.add(request)
-        engine.live += 1
-        self.deadlines.set(request, request.expires_at)
-        self._note(request, now, "accepted", f"attempt {event.attempt}")
-        self._effects.append(Start(request))
+        request.expires_at = now + timeout
+        self._life.begin(engine, request, now)
 
     def _refuse(self, event: ev.Submit, code: str, detail: str) -> None:
         self.counters["refused"] += 1
-        self._effects.append(Refuse(event.key, event.attempt, code, detail))
+        self._life.effects.append(Refuse(event.key, event.attempt, code, detail))
 
     def _cancel(self, event: ev.Cancel, now: float) -> None:
         request = self.ledger.live.get(event.key)
@@ -194,8 +196,8 @@ class Core:
             self.counters["cancel_without_request"] += 1
             return
         detail = "the engine cancelled it"
-        if not self._move(request, Trigger.CANCEL, now, reasons.CANCELLED, detail):
-            self._note(request, now, "cancel repeated", "it is already draining")
+        if not self._life.move(request, Trigger.CANCEL, now, reasons.CANCELLED, detail):
+            self._life.note(request, now, "cancel repeated", "it is already draining")
 
     def _acknowledged(self, event: ev.Acknowledged, now: float) -> None:
         engine = self.engines.get(event.seat.engine_id)
@@ -209,56 +211,55 @@ class Core:
     # The path that a request took
 
     def _fulfilled(self, event: ev.Fulfilled, now: float) -> None:
-        request = self.ledger.find_attempt(event.key, event.attempt)
+        request = self.ledger.handed(event.key, event.attempt)
         if request is not None:
-            self._move(request, Trigger.FULFILLED, now, event.why, "")
+            self._life.move(request, Trigger.FULFILLED, now, event.why, "")
 
     def _deferred(self, event: ev.Deferred, now: float) -> None:
-        request = self.ledger.find_attempt(event.key, event.attempt)
-        if request is None or request.state is not State.ACCEPTED:
+        request = self.ledger.handed(event.key, event.attempt)
+        if request is None or request.state is not State.ACCEPTED or request.reason:
             return
         request.reason = reasons.KV_NOT_REGISTERED
         request.detail = "not every rank of the engine registered its KV memory in time"
         when = min(now + self.settings.registration_deadline_s, request.expires_at)
         self.deadlines.set(request, when)
-        self._note(request, now, "deferred", "waits for KV registrations")
+        self._life.note(request, now, "deferred", "waits for KV registrations")
 
     def _started(self, event: ev.Started, now: float) -> None:
-        request = self.ledger.find_attempt(event.key, event.attempt)
+        request = self.ledger.handed(event.key, event.attempt)
         if request is None or request.state is not State.ACCEPTED:
             return
-        earlier = self.ledger.ended_external.get((request.key.engine_id, request.external_id))
-        if earlier is not None and earlier.started_at and not earlier.writers_gone:
-            detail = f"senders of attempt {earlier.attempt} may still answer for this external id"
-            self._move(request, Trigger.PATH_FAILED, now, reasons.STALE_WRITERS, detail)
-            return
-        request.fence = earlier.progress if earlier is not None else None
-        request.reason = request.detail = ""
-        request.ranks, request.generation = event.ranks, event.generation
-        request.started_at = now
-        request.prefill = Prefill.RUNNING
-        self._move(request, Trigger.STARTED, now, "", f"generation {event.generation}")
+        self._life.announce(request, event.ranks, event.generation, now)
 
     def _start_failed(self, event: ev.StartFailed, now: float) -> None:
-        request = self.ledger.find_attempt(event.key, event.attempt)
+        request = self.ledger.handed(event.key, event.attempt)
         if request is not None:
-            self._move(request, Trigger.PATH_FAILED, now, event.reason, event.detail)
+            self._life.move(request, Trigger.PATH_FAILED, now, event.reason, event.detail)
 
     def _prefill_ended(self, event: ev.PrefillEnded, now: float) -> None:
-        request = self.ledger.find_attempt(event.key, event.attempt)
+        request = self.ledger.handed(event.key, event.attempt)
         if request is None or request.prefill is not Prefill.RUNNING:
             return
+        if not event.over:
+            if request.state is State.RECEIVING:
+                request.detail = event.detail
+            self._life.note(request, now, "prefill out of sight", event.detail)
+            return
         request.prefill = Prefill.ENDED if event.ok or event.began else Prefill.NEVER_RAN
-        self._note(request, now, "prefill ended" if event.ok else "prefill failed", event.detail)
+        self._life.note(
+            request, now, "prefill ended" if event.ok else "prefill failed", event.detail
+        )
         if request.state is State.DRAINING:
-            self._end_drain_if_safe(request, now)
+            self._life.end_drain_if_safe(request, now)
             if request.state is State.DRAINING:
                 self.deadlines.set(request, min(request.deadline, now + self.settings.drain_s))
         elif event.ok:
             due = now + self.settings.done_deadline_s
             self.deadlines.set(request, min(request.expires_at, due))
         else:
-            self._move(request, Trigger.PREFILL_FAILED, now, reasons.PREFILL_FAILED, event.detail)
+            self._life.move(
+                request, Trigger.PREFILL_FAILED, now, reasons.PREFILL_FAILED, event.detail
+            )
 
     # What producers say
 
@@ -270,14 +271,14 @@ class Core:
         if not self._senders.verdict(request, event, verdict, now):
             return
         said = f"rank {event.rank} of {event.sender}, {event.trans_count} due"
-        self._note(request, now, f"sender {verdict.value}", said)
+        self._life.note(request, now, f"sender {verdict.value}", said)
         if request.state is State.DRAINING:
-            self._end_drain_if_safe(request, now)
+            self._life.end_drain_if_safe(request, now)
         elif verdict is Verdict.FAILED:
             detail = f"{event.sender} reported a failed transfer to rank {event.rank}"
-            self._move(request, Trigger.SENDER_FAILED, now, reasons.SENDER_FAILED, detail)
+            self._life.move(request, Trigger.SENDER_FAILED, now, reasons.SENDER_FAILED, detail)
         elif request.all_done:
-            self._move(request, Trigger.ALL_DONE, now, reasons.RECEIVED, "")
+            self._life.move(request, Trigger.ALL_DONE, now, reasons.RECEIVED, "")
 
     def _layers_in(self, event: ev.LayersIn, now: float) -> None:
         request = self._senders.addressee(self.ledger, event, now)
@@ -292,91 +293,24 @@ class Core:
     def _shutdown_due(self, event: ev.ShutdownDue, now: float) -> None:
         self.shutting_down = True
         for engine in list(self.engines.by_id.values()):
-            self._end_all(engine, Trigger.DEADLINE, now, reasons.SHUTDOWN, "the daemon is stopping")
+            self._life.end_all(
+                engine, Trigger.DEADLINE, now, reasons.SHUTDOWN, "the daemon is stopping"
+            )
 
     def _tick(self, event: ev.Tick, now: float) -> None:
         for request in self.deadlines.due(now):
             if request.state is State.DRAINING:
-                self._move(request, Trigger.DRAIN_DEADLINE, now, "", "writers had their time")
+                self._life.move(request, Trigger.DRAIN_DEADLINE, now, "", "writers had their time")
+            elif not request.handed and now < request.expires_at:
+                self._life.hand_over(request, now)
             elif request.prefill is Prefill.ENDED:
                 detail = f"prefill ended, but not every sender said DONE: {_missing(request)}"
-                self._move(request, Trigger.DEADLINE, now, reasons.DONE_OVERDUE, detail)
+                self._life.move(request, Trigger.DEADLINE, now, reasons.DONE_OVERDUE, detail)
             else:
                 reason, detail = request.reason or reasons.DEADLINE, request.detail
-                self._move(request, Trigger.DEADLINE, now, reason, detail or "its time is over")
-        self.ledger.age(now)
-
-    # Moving
-
-    def _end_all(
-        self, engine: Engine, trigger: Trigger, now: float, reason: str, detail: str
-    ) -> None:
-        for request in self.ledger.of_engine(engine.engine_id):
-            self._move(request, trigger, now, reason, detail)
-
-    def _end_drain_if_safe(self, request: Request, now: float) -> None:
-        if self._writers_gone(request):
-            self._move(request, Trigger.WRITERS_GONE, now, "", "")
-
-    def _writers_gone(self, request: Request) -> bool:
-        if request.writers_gone:
-            return True
-        engine = self.engines.get(request.key.engine_id)
-        return engine is not None and engine.fenced(request)
-
-    def _move(
-        self, request: Request, trigger: Trigger, now: float, reason: str, detail: str
-    ) -> bool:
-        """Apply the table. False where the state absorbs the trigger.
-
-        The first reason to end is kept: an empty `reason` adds nothing to it.
-        """
-        row = transition(request.state, trigger, request.ending)
-        if row is None:
-            return False
-        request.state = row.target
-        if reason:
-            request.reason, request.detail = reason, detail
-        self._note(request, now, row.target.value, reason or detail)
-        if row.target is State.RECEIVING:
-            self.deadlines.set(request, request.expires_at)
-        elif row.target is State.DRAINING:
-            request.ending, request.drained_from = row.ending, now
-            self.deadlines.set(request, self._drain_deadline(request, now))
-            self._end_drain_if_safe(request, now)
-        else:
-            self._end(request, now)
-        return True
-
-    def _drain_deadline(self, request: Request, now: float) -> float:
-        """While prefill runs a writer may still begin; the drain counts from the latest begin."""
-        begins_until = now
-        if request.prefill is Prefill.RUNNING:
-            begins_until = max(now, request.started_at + self.settings.prefill_timeout_s)
-        return begins_until + self.settings.drain_s
-
-    def _end(self, request: Request, now: float) -> None:
-        request.ended_at = now
-        self.counters[f"ended_{request.state.value}"] += 1
-        outcome = request.outcome()
-        engine = self.engines.by_id[request.key.engine_id]
-        if request.log == engine.log.log:
-            request.report_seq = engine.log.append(outcome)
-        self._effects.append(Report(request, outcome, request.report_seq))
-        self._effects.append(Stop(request))
-        self.ledger.bury(request, now)
-        self.deadlines.sweep(len(self.ledger.live))
-        engine.live -= 1
-        if engine.retiring:
-            for users in engine.retiring.values():
-                users.discard(request.key)
-            self._release_unused(engine)
-        if not engine.live:
-            self.engines.forget_if_idle(engine)
-
-    def _note(self, request: Request, now: float, what: str, detail: str) -> None:
-        if len(request.story) < self.settings.max_story:
-            request.story.append(StoryEntry(now, what, detail))
+                self._life.move(
+                    request, Trigger.DEADLINE, now, reason, detail or "its time is over"
+                )
 
 
 def _missing(request: Request) -> str:

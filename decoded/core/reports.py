@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import islice
 
 from .events import Seat
@@ -13,14 +14,17 @@ class ReportLog:
     """Outcomes `base + 1` .. `last`, and how far each seat has acknowledged.
 
     `log` tells logs of one core apart: an engine that starts anew gets a new log,
-    so that an acknowledgement for the old one cannot trim it.
+    so that an acknowledgement for the old one cannot trim it. `acknowledged` is
+    for reading only.
     """
 
     def __init__(self, log: int) -> None:
         self.log = log
         self.base = 0
         self.acknowledged: dict[Seat, int] = {}
+        self._readers: dict[Seat, str | None] = {}
         self._outcomes: deque[Outcome] = deque()
+        self._newest: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -32,10 +36,12 @@ class ReportLog:
 
     def append(self, outcome: Outcome) -> int:
         """Add an outcome and return its number. With no seat to wait for it is not kept."""
+        if not self.acknowledged:
+            self.base += 1
+            return self.base
         self._outcomes.append(outcome)
         seq = self.last
-        if not self.acknowledged:
-            self._trim()
+        self._newest[outcome.request_id] = outcome.attempt, seq
         return seq
 
     def since(self, first: int, limit: int) -> list[Outcome]:
@@ -43,17 +49,22 @@ class ReportLog:
         start = max(first - self.base - 1, 0)
         return list(islice(self._outcomes, start, start + limit))
 
-    def join(self, seat: Seat) -> int:
-        """Count `seat` among those to wait for, from the oldest kept outcome on.
+    def wait_for(self, readers: Mapping[Seat, str | None]) -> None:
+        """Wait for these seats and no others from now on.
 
-        Returns the number that it has acknowledged.
+        The value tells who sits there, None while nobody does. A seat that is new,
+        or has a new reader, begins with the oldest kept outcome.
         """
-        return self.acknowledged.setdefault(seat, self.base)
-
-    def leave(self, seat: Seat) -> None:
-        """Wait for `seat` no longer."""
-        if self.acknowledged.pop(seat, None) is not None:
-            self._trim()
+        acknowledged = {}
+        for seat, reader in readers.items():
+            known = self.acknowledged.get(seat)
+            before = self._readers.get(seat)
+            if known is None or (reader and before and reader != before):
+                known = self.base
+            acknowledged[seat] = known
+        self._readers = {seat: who or self._readers.get(seat) for seat, who in readers.items()}
+        self.acknowledged = acknowledged
+        self._trim()
 
     def acknowledge(self, seat: Seat, seq: int) -> bool:
         """Note that `seat` has everything up to `seq`. False if that cannot be."""
@@ -66,12 +77,26 @@ class ReportLog:
                 self._trim()
         return True
 
+    def last_attempt(self, request_id: str) -> int:
+        """The attempt of the newest kept outcome of that request, 0 without one."""
+        return self._newest.get(request_id, (0, 0))[0]
+
+    def awaits(self, seat: Seat, request_id: str, attempt: int) -> bool:
+        """True while the newest outcome of that request is of that attempt, and kept for `seat`.
+
+        For a seat that reads nothing: while it is kept for anybody.
+        """
+        newest, seq = self._newest.get(request_id, (0, 0))
+        return newest == attempt and seq > self.acknowledged.get(seat, self.base)
+
     def slowest(self) -> Seat | None:
         """The seat with the fewest acknowledgements, to be named in a refusal."""
         return min(self.acknowledged, key=self.acknowledged.__getitem__, default=None)
 
     def _trim(self) -> None:
         low = min(self.acknowledged.values(), default=self.last)
-        for _ in range(low - self.base):
-            self._outcomes.popleft()
-        self.base = max(self.base, low)
+        while self.base < low:
+            self.base += 1
+            outcome = self._outcomes.popleft()
+            if self._newest.get(outcome.request_id) == (outcome.attempt, self.base):
+                del self._newest[outcome.request_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -93,14 +94,14 @@ class RankProgress:
         return self.all_spoken and not self.failed
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """One attempt at one request.
 
     `blocks` holds the block ids per KV group, the cached prefix included; it is
     emptied when the request ends. `params` are the engine's kv_transfer_params,
-    `virtual` names the path: the core carries both and looks at neither. `fence`
-    is what the senders of an earlier use of the external id have said.
+    `virtual` names the path: the core carries both and reads neither. `handed`:
+    the path was told to start. `log` and `report_seq`: where its outcome is reported.
     """
 
     key: RequestKey
@@ -113,10 +114,11 @@ class Request:
     params: Mapping[str, Any]
     submitted_at: float
     state: State = State.ACCEPTED
+    handed: bool = False
     ending: State | None = None
     reason: str = ""
     detail: str = ""
-    deadline: float = 0.0
+    deadline: float = math.inf
     expires_at: float = 0.0
     started_at: float = 0.0
     drained_from: float = 0.0
@@ -127,8 +129,19 @@ class Request:
     progress: dict[int, RankProgress] | None = None
     log: int = 0
     report_seq: int = 0
-    fence: dict[int, RankProgress] | None = None
     story: list[StoryEntry] = field(default_factory=list)
+
+    @property
+    def announced(self) -> bool:
+        """True once producers may know where to write."""
+        return self.prefill is not Prefill.NOT_ASKED
+
+    @property
+    def last_word_at(self) -> float:
+        """When a sender was last heard; minus infinity if none ever was."""
+        ranks = (self.progress or {}).values()
+        heard = (sender.heard_at for rank in ranks for sender in rank.senders.values())
+        return max(heard, default=-math.inf)
 
     @property
     def writers_gone(self) -> bool:

@@ -32,17 +32,11 @@ class Senders:
         """
         external = event.engine_id, event.external_id
         request = ledger.by_external.get(external)
-        if request is None:
-            self._after_the_end(ledger.ended_external.get(external), event, now)
-            return None
-        if request.state is State.ACCEPTED:
-            self._after_the_end(ledger.ended_external.get(external), event, now)
+        if request is None or request.state is State.ACCEPTED:
+            self._after_the_end(ledger.announced.get(external), event, now)
             return None
         if not 0 <= event.rank < request.ranks:
             self._counters["sender_stray_rank"] += 1
-            return None
-        if self._is_repeat_from_before(request, event, now):
-            self._counters["sender_late"] += 1
             return None
         return request
 
@@ -103,7 +97,7 @@ class Senders:
     def _after_the_end(
         self, ended: Request | None, event: SenderDone | SenderFailed | LayersIn, now: float
     ) -> None:
-        if ended is None or not ended.started_at:
+        if ended is None:
             self._counters["sender_early"] += 1
             return
         self._counters["sender_late"] += 1
@@ -111,13 +105,3 @@ class Senders:
         if isinstance(event, (SenderDone, SenderFailed)) and 0 <= event.rank < ended.ranks:
             verdict = Verdict.DONE if isinstance(event, SenderDone) else Verdict.FAILED
             self.verdict(ended, event, verdict, now)
-
-    def _is_repeat_from_before(
-        self, request: Request, event: SenderDone | SenderFailed | LayersIn, now: float
-    ) -> bool:
-        """A sender that ended an earlier attempt may repeat itself for a while."""
-        if not request.fence or event.rank not in request.fence:
-            return False
-        earlier = request.fence[event.rank].senders.get(event.sender)
-        window = self._settings.sender_retry_window_s
-        return earlier is not None and now - earlier.heard_at <= window

@@ -203,7 +203,7 @@ class TransferDelay(Section):
 
     latency_s: Delay = 0.0
     bandwidth_bytes_per_s: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=True)]
-    bytes_per_token: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False, strict=True)]
+    bytes_per_token: Annotated[int, Field(ge=0, le=10**12, strict=True)]
     """KV bytes of one token, all layers and ranks together."""
 
 

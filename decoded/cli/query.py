@@ -48,7 +48,7 @@ def _await_report(
     dealer: zmq.Socket[bytes], endpoint: str, token: int, timeout_s: float
 ) -> dict[str, Any]:
     ends = time.monotonic() + timeout_s
-    while (left_s := ends - time.monotonic()) > 0 and dealer.poll(left_s * 1000):
+    while (left_s := ends - time.monotonic()) > 0 and dealer.poll(int(left_s * 1000) + 1):
         try:
             answer = link.decode_from_daemon(dealer.recv(zmq.NOBLOCK))
         except link.WireError as error:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from . import USAGE
+from . import CANNOT_START, USAGE
 from .options import add_config_arguments, config_of
 
 
@@ -27,8 +27,16 @@ def run(args: argparse.Namespace) -> int:
     log.configure(config.log.level, config.log.format)
     import structlog
 
+    from decoded.kv.wheel import WheelError, check_wheel
+
+    logger = structlog.get_logger()
     for warning in warnings(config, os.environ):
-        structlog.get_logger().warning("configuration", key=warning.path, problem=warning.text)
+        logger.warning("configuration", key=warning.path, problem=warning.text)
+    try:
+        check_wheel()
+    except WheelError as error:
+        logger.error("cannot start", why=str(error))
+        return CANNOT_START
     from decoded.daemon import serve
 
     try:

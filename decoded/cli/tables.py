@@ -1,19 +1,17 @@
-"""A status report for the eye.
-
-The report is shown as it comes, whatever its keys: single values as lines, lists of
-maps as tables. A newer daemon's further keys are therefore shown too.
-"""
+"""A status report for the eye. docs/protocol.md describes its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_STATE_STYLES = {
+Report = Mapping[str, Any]
+
+_STYLES = {
     "accepted": "cyan",
     "receiving": "blue",
     "draining": "yellow",
@@ -24,68 +22,157 @@ _STATE_STYLES = {
 }
 
 
-def print_status(status: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a status report."""
+def print_status(status: Report, console: Console | None = None) -> None:
+    """Print a status report: the daemon, its engines, its requests, what it has counted."""
     console = console or Console(highlight=False)
-    _section(console, "", status)
+    console.print(_daemon(status))
+    engines, requests = status.get("engines") or [], status.get("requests") or []
+    if engines:
+        console.print(_engines(engines))
+    if requests:
+        console.print(_requests(requests))
+    for request in requests:
+        if request.get("story"):
+            console.print(_story(request))
+    counters = {name: count for name, count in status.get("counters", {}).items() if count}
+    if counters:
+        console.print(_counters(counters))
 
 
-def _section(console: Console, title: str, values: Mapping[str, Any]) -> None:
-    lines = {key: value for key, value in values.items() if not _nested(value)}
-    if lines:
-        grid = Table.grid(padding=(0, 2))
-        for key, value in lines.items():
-            grid.add_row(Text(_words(key), style="dim"), _cell(key, value))
-        if title:
-            console.print(Text(title, style="bold"))
-        console.print(grid)
-        console.print()
-    for key, value in values.items():
-        name = f"{title}, {_words(key)}" if title else _words(key)
-        if isinstance(value, Mapping) and value:
-            _section(console, name, value)
-        elif _nested(value):
-            _table(console, name, value)
+def _daemon(status: Report) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    states = status.get("states", {})
+    rows = {
+        "endpoint": status.get("endpoint"),
+        "daemon": f"version {status.get('version')}, protocol {status.get('protocol')}, "
+        f"pid {status.get('pid')}, boot {status.get('boot')}",
+        "up": _duration(status.get("uptime_s")),
+        "sessions": status.get("sessions"),
+        "requests": ", ".join(f"{count} {state}" for state, count in states.items()) or "none",
+        "metaserver calls": status.get("metaserver_calls"),
+        "side channels": _listed(status.get("side_channel_ports") or []),
+    }
+    for name, value in rows.items():
+        grid.add_row(Text(name, style="dim"), _text(value))
+    if status.get("shutting_down"):
+        grid.add_row("", Text("shutting down: takes no new requests", style="yellow"))
+    return grid
 
 
-def _table(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        numbers = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(_words(column), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(column, row.get(column)) for column in columns))
-    console.print(table)
-    console.print()
+def _engines(engines: Iterable[Report]) -> Table:
+    table = _table("engines", "engine", "ready", "generation", "ranks", "memory", "seats")
+    for name in ("in flight", "reported", "unacknowledged"):
+        table.add_column(name, justify="right")
+    for engine in engines:
+        ranks, seats = engine.get("ranks", []), engine.get("seats", [])
+        memory = [f"{rank['source']} {_bytes(rank['bytes'])}" for rank in ranks]
+        away = [f"{s['role']} {s['rank']}" for s in seats if not s["connected"]]
+        here = f"{len(seats) - len(away)} of {len(seats)}"
+        draining = len(engine.get("draining_registrations", []))
+        table.add_row(
+            _text(engine["engine_id"]),
+            "yes" if engine["ready"] else "no",
+            _text(engine["generation"]),
+            f"{len(ranks)} of {engine['world_size']}" + (f", {draining} draining" * bool(draining)),
+            _listed(dict.fromkeys(memory)),
+            here + (f", away: {_listed(away)}" if away else ""),
+            _text(engine["in_flight"]),
+            _text(engine["reported"]),
+            _text(engine["unacknowledged"]),
+        )
+    return table
 
 
-def _cell(key: str, value: Any) -> Text:
-    if value is None or value in ([], {}):
+def _requests(requests: Iterable[Report]) -> Table:
+    table = _table("requests", "request", "engine", "kind", "state", "reason", "senders")
+    for name in ("layers", "tokens", "age", "left"):
+        table.add_column(name, justify="right")
+    for request in requests:
+        senders = [sender for rank in request["ranks"] for sender in rank["senders"]]
+        expected = [rank["expected_senders"] for rank in request["ranks"]]
+        done = sum(sender["state"] == "done" for sender in senders)
+        attempt = f" (attempt {request['attempt']})" if request["attempt"] > 1 else ""
+        table.add_row(
+            _text(request["request_id"] + attempt),
+            _text(request["engine_id"]),
+            "virtual" if request["virtual"] else "real",
+            _text(request["state"]),
+            _text(": ".join(filter(None, (request["reason"], request["detail"])))),
+            f"{done} of {sum(expected) if all(expected) else '?'}" if request["ranks"] else "-",
+            _layers(senders, request["layers"]),
+            f"{request['prompt_tokens'] - request['cached_tokens']:,}",
+            _duration(request["age_s"]),
+            _duration(request["deadline_in_s"]),
+        )
+    return table
+
+
+def _layers(senders: Iterable[Report], layers: int | None) -> Text:
+    """The layers that all senders heard of so far have brought."""
+    brought = [sender["layers_in"] for sender in senders]
+    if not brought or layers is None:
         return Text("-", style="dim")
-    if isinstance(value, bool):
-        return Text("yes" if value else "no")
-    if isinstance(value, float):
-        return Text(f"{value:.3f}".rstrip("0").rstrip("."))
-    if isinstance(value, int):
-        return Text(f"{value:,}" if not key.endswith(("port", "pid", "generation")) else f"{value}")
-    if isinstance(value, Mapping):
-        return Text(", ".join(f"{name} {_cell(name, inner)}" for name, inner in value.items()))
-    if isinstance(value, list):
-        return Text(", ".join(str(_cell(key, item)) for item in value))
-    # From a peer perhaps: no control characters on the terminal.
-    text = "".join(
-        char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(value)
-    )
-    return Text(text, style=_STATE_STYLES.get(text, ""))
+    return Text(f"{min(brought)} of {layers}")
 
 
-def _nested(value: Any) -> bool:
-    """Whether a value gets a section or table of its own."""
-    if isinstance(value, Mapping):
-        return bool(value)
-    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
+def _story(request: Report) -> Table:
+    table = _table(f"story of {request['request_id']}", "at", "what", "detail")
+    for entry in request["story"]:
+        table.add_row(f"{entry['at_s']:.4f} s", _text(entry["what"]), _text(entry["detail"]))
+    for rank in request["ranks"]:
+        for sender in rank["senders"]:
+            what = f"rank {rank['rank']}, sender {sender['sender']}"
+            of = f" of {request['layers']}" if request["layers"] else ""
+            brought = f"{sender['layers_in']}{of} layers in, {sender['state']}"
+            table.add_row("", _text(what), _text(brought))
+    return table
 
 
-def _words(key: str) -> str:
-    return key.replace("_", " ")
+def _counters(counters: Mapping[str, int]) -> Table:
+    table = _table("counters", "what")
+    table.add_column("times", justify="right")
+    for name, count in sorted(counters.items()):
+        table.add_row(_text(name.replace("_", " ")), f"{count:,}")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=_text(title), title_justify="left", title_style="bold", box=None)
+    table.pad_edge = False
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _text(value: Any) -> Text:
+    """A cell. Ids come from peers: no control characters reach the terminal."""
+    if value is None or value == "":
+        return Text("-", style="dim")
+    shown = f"{value:,}" if isinstance(value, int) and value > 9_999 else str(value)
+    plain = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
+    return Text(plain, style=_STYLES.get(plain, ""))
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if abs(seconds) < 1:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"

@@ -3,7 +3,7 @@
 from .bridge import core_settings
 from .checks import Problem, unreadable_files, warnings
 from .load import ConfigError, load_config
-from .runtime import endpoint_of, prepare_socket_dir, runtime_dir
+from .runtime import endpoint_of, prepare_socket_dir, remove_socket, runtime_dir
 from .schema import Config
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "endpoint_of",
     "load_config",
     "prepare_socket_dir",
+    "remove_socket",
     "runtime_dir",
     "unreadable_files",
     "warnings",

@@ -112,6 +112,8 @@ def _problem(details: ErrorDetails, path: KeyPath, sources: Sources) -> Problem:
         if isinstance(value, str | int | float) and "password" not in dotted:
             shown = repr(value)
             text += "" if shown in text else f", not {shown[:80]}"
+        elif isinstance(value, dict | list):
+            text += ", not a map" if isinstance(value, dict) else ", not a list"
     return Problem(dotted, text, sources.origin(path))
 
 

@@ -64,3 +64,10 @@ def prepare_socket_dir(endpoint: str, environ: Mapping[str, str]) -> None:
         raise PermissionError(f"{folder} belongs to user {owner}: remove it, or set link.endpoint")
     if status.st_mode & 0o022:
         raise PermissionError(f"{folder} can be written to by others: chmod 700 {folder}")
+
+
+def remove_socket(endpoint: str) -> None:
+    """Remove the socket file of an ipc endpoint, if it is there."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc":
+        Path(rest).unlink(missing_ok=True)

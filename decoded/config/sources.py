@@ -35,11 +35,13 @@ class Sources:
         self._origins: dict[KeyPath, str] = {}
 
     def origin(self, path: KeyPath) -> str:
-        """Where the value at `path` was said, or the nearest one around it; empty if nowhere."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._origins:
-                return self._origins[path[:length]]
-        return ""
+        """Where the value at `path` was said, or else one in it, or around it; empty if nowhere."""
+        if path in self._origins:
+            return self._origins[path]
+        for known, where in self._origins.items():
+            if known[: len(path)] == path:
+                return where
+        return self.origin(path[:-1]) if len(path) > 1 else ""
 
     def add_file(self, path: Path) -> None:
         """Add a YAML file."""

@@ -13,7 +13,13 @@ import uvloop
 import zmq
 
 from decoded import __version__
-from decoded.config import Config, endpoint_of, prepare_socket_dir, runtime_dir
+from decoded.config import (
+    Config,
+    endpoint_of,
+    prepare_socket_dir,
+    remove_socket,
+    runtime_dir,
+)
 from decoded.kv.regions import RegionError
 from decoded.receiver.ports import PortError
 
@@ -43,6 +49,8 @@ def serve(config: Config) -> int:
         log.error("cannot start", why=str(error))
         return EXIT_CANNOT_START
     finally:
+        # ZMQ leaves it behind. While the lock is held it is nobody else's.
+        remove_socket(endpoint)
         lock.release()
     return EXIT_OK
 

@@ -70,16 +70,17 @@ class BackgroundWriter:
             while len(lines) < _BATCH and not self._lines.empty():
                 lines.append(self._lines.get_nowait())
             ended = None in lines
-            text = "".join(line for line in lines if line is not None)
-            if self.dropped > self._told:
-                missing, self._told = self.dropped - self._told, self.dropped
-                text += _lost(missing)
+            texts = [line for line in lines if line is not None]
+            missing = self.dropped - self._told
+            if missing:
+                texts.append(_lost(missing))
             try:
-                self._stream.write(text)
+                self._stream.write("".join(texts))
                 self._stream.flush()
+                self._told += missing
             except (OSError, ValueError):
                 # The reader of the log is gone or the stream was closed; nobody can be told.
-                self.dropped += len(lines)
+                self.dropped += len(lines) - ended
 
 
 def configure(level: Level = "info", format: Format = "auto", stream: TextIO | None = None) -> None:
@@ -137,9 +138,12 @@ _LEVELS: dict[str, int] = {
 
 def _console(colors: bool) -> list[Processor]:
     renderer = structlog.dev.ConsoleRenderer(
-        colors=colors, timestamp_key="time", exception_formatter=structlog.dev.plain_traceback
+        colors=colors,
+        sort_keys=False,
+        timestamp_key="time",
+        exception_formatter=structlog.dev.plain_traceback,
     )
-    return [renderer]
+    return [_in_order, renderer]
 
 
 def _json() -> list[Processor]:

@@ -86,6 +86,6 @@ class Pool:
         """Unmap and remove all of it."""
         for rank in self.ranks:
             for region in rank.regions:
-                region.close()
                 region.unlink()
+                region.close()
         self.ranks.clear()

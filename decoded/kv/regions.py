@@ -176,7 +176,9 @@ def tensor_view(
         )
     if offset % found.itemsize:
         raise RegionError(f"offset {offset} is no multiple of {found.itemsize}, {found}'s size")
-    return torch.frombuffer(region.buffer, dtype=found, count=count, offset=offset).view(*shape)
+    # torch keeps the object that it is given, but not its buffer: a memoryview of its own
+    # is what makes `close` see the tensor.
+    return torch.frombuffer(region.buffer[offset:end], dtype=found).view(*shape)
 
 
 def stale_regions(prefix: str) -> list[str]:

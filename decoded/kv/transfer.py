@@ -12,23 +12,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .listener import hasten, listening_ports
-from .wheel import NPU_WHEEL, WheelError, check_wheel
+from .loading import PROTOCOLS, TransferError, load_mooncake
 
-Protocol = Literal["tcp", "rdma", "ascend"]
-PROTOCOLS: tuple[Protocol, ...] = ("tcp", "rdma", "ascend")
+__all__ = ["PROTOCOLS", "TransferEngine", "TransferError", "session_name", "transfer_timeout_s"]
 
-_INFINIBAND = Path("/sys/class/infiniband")
 _REGISTER_ERRORS = {-1: "it is empty", -7: "it overlaps memory that is registered already"}
 _OPEN_TRIES = 32
 _PORTS_REMEMBERED = 512
-
-
-class TransferError(RuntimeError):
-    """Mooncake could not do it; the text says what and, where it is known, why."""
 
 
 def transfer_timeout_s(size: int = 0) -> float:
@@ -79,7 +72,7 @@ class TransferEngine:
         Raises TransferError when the wheel, the protocol, the device or the host does not fit.
         """
         with _opening:
-            module = _load(protocol, device)
+            module = load_mooncake(protocol, device)
             if not host or any(each.isspace() for each in host):
                 raise TransferError(f"{host!r} is no host name or address")
             rejected: list[TransferEngine] = []
@@ -190,9 +183,9 @@ class TransferEngine:
         copy from them into memory, so a block that was on its way stays cut off where it is:
         512 MiB in flight stopped at 65 MiB, the writer got its error at once, and
         so did later writes to this session. Afterwards the memory may be
-        unmapped. About 1 ms with TCP, of which the GIL is held for less; see
-        `decoded.kv.listener` for what would make it seconds. 50 cycles of open, register and
-        close leave no descriptor and no thread behind. Closing again is harmless.
+        unmapped. 1 to 14 ms with TCP, mostly with the GIL held; `decoded.kv.listener`
+        tells what would make it seconds. 50 cycles of open, register and close leave no
+        descriptor and no thread behind. Closing again is harmless.
 
         With RDMA and Ascend the same destructor releases queue pairs and
         registrations; that was not measured.
@@ -251,55 +244,3 @@ def session_name(host: str, port: int) -> str:
 
 _opening = threading.Lock()
 _used_ports: deque[int] = deque(maxlen=_PORTS_REMEMBERED)
-_protocol: str | None = None
-
-
-def _load(protocol: str, device: str) -> Any:
-    """The module, imported late, with the environment it reads on import and at open.
-
-    Mooncake takes the transport from what it finds on the machine, whatever protocol is
-    named: "rdma" without an RDMA device is quietly TCP. So that is checked here.
-    """
-    global _protocol  # noqa: PLW0603 (Mooncake's own settings are one per process)
-    if protocol not in PROTOCOLS:
-        raise TransferError(f"unknown protocol {protocol!r}: it is one of {', '.join(PROTOCOLS)}")
-    if _protocol not in (None, protocol):
-        raise TransferError(
-            f"this process runs Mooncake with protocol {_protocol} already; "
-            f"{protocol} needs another process"
-        )
-    try:
-        wheel = check_wheel()
-    except WheelError as error:
-        raise TransferError(str(error)) from None
-    if (protocol == "ascend") != (wheel == NPU_WHEEL):
-        raise TransferError(
-            f"protocol {protocol} does not go with the installed {wheel}: ascend needs "
-            f"{NPU_WHEEL}, tcp and rdma need one of the others"
-        )
-    if protocol == "rdma":
-        _check_rdma(device)
-    if protocol == "tcp":
-        os.environ["MC_FORCE_TCP"] = "1"
-    # Mooncake logs to standard error, by default a dozen lines per engine. Its own variable
-    # outweighs glog's. "Local segment descriptor not found" stays: one line per engine.
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-    try:
-        import mooncake.engine
-    except ImportError as error:
-        raise TransferError(
-            f"{wheel} cannot be imported ({error}); is a system library missing?"
-        ) from error
-    _protocol = protocol
-    return mooncake.engine
-
-
-def _check_rdma(device: str) -> None:
-    have = sorted(each.name for each in _INFINIBAND.glob("*"))
-    if not have:
-        raise TransferError(f"no RDMA device is in {_INFINIBAND}; use protocol tcp")
-    missing = [each for each in device.split(",") if device and each not in have]
-    if missing:
-        raise TransferError(
-            f"no RDMA device {', '.join(missing)}; this machine has {', '.join(have)}"
-        )

@@ -66,7 +66,7 @@ class _Actor:
     """The other process's end: one region, one engine."""
 
     region: SharedRegion
-    engine: TransferEngine
+    engine: TransferEngine | None = None
 
     def create(self, name: str, size: int) -> int:
         self.region = SharedRegion.create(name, size)
@@ -89,12 +89,13 @@ class _Actor:
         return self.region.unlink()
 
     def open(self) -> str:
-        self.engine = TransferEngine.open("127.0.0.1")
-        self.engine.register(self.region.address, self.region.size)
-        return self.engine.session
+        self.engine = engine = TransferEngine.open("127.0.0.1")
+        engine.register(self.region.address, self.region.size)
+        return engine.session
 
     def write(self, session: str, pieces: list[tuple[int, int, int]]) -> str:
         """`pieces`: (offset here, address there, length). "" or the error's text."""
+        assert self.engine is not None
         src = [self.region.address + offset for offset, _, _ in pieces]
         try:
             self.engine.write(session, src, [p[1] for p in pieces], [p[2] for p in pieces])
@@ -109,6 +110,8 @@ def main() -> None:
         what, *args = json.loads(line)
         action: Callable[..., Any] = getattr(actor, what)
         print(json.dumps(action(*args)), flush=True)
+    if actor.engine is not None:
+        actor.engine.close()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_a_taken_name_is_refused_and_left_alone(make_region: MakeRegion) -> None
     region.buffer[:4] = b"mine"
     with pytest.raises(RegionError, match="exists already"):
         SharedRegion.create(region.name, 100)
-    assert SharedRegion.attach(region.name, 100).buffer[:4] == b"mine"
+    assert bytes(SharedRegion.attach(region.name, 100).buffer[:4]) == b"mine"
 
 
 @pytest.mark.parametrize("size", [0, -1])

@@ -7,7 +7,7 @@ request on P goes to the k-th on D, whatever the block sizes are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,11 +45,6 @@ class Writes:
     sources: list[int] = field(default_factory=list)
     destinations: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-
-    def add(self, source: int, destination: int, length: int) -> None:
-        self.sources.append(source)
-        self.destinations.append(destination)
-        self.lengths.append(length)
 
     @property
     def nbytes(self) -> int:
@@ -178,41 +173,25 @@ def kernel_runs(
     return runs
 
 
-def tensor_writes(
-    writes: Writes, local: LayerMetadata, remote: LayerMetadata, k: int, runs: list[Run], at: Shard
-) -> None:
-    """Add the writes of tensor `k` of a layer. With one part per D block a run is one write,
-    otherwise each kernel block is one.
-    """
-    ours, theirs = local.block_len[k], remote.block_len[k]
-    source, destination = local.kv_caches_base_addr[k], remote.kv_caches_base_addr[k]
-    if at.parts == 1:
-        for run in runs:
-            writes.add(
-                source + run.local * ours, destination + run.remote * theirs, run.blocks * ours
-            )
-        return
-    destination += at.part * ours
-    for run in runs:
-        for i in range(run.blocks):
-            writes.add(
-                source + (run.local + i) * ours, destination + (run.remote + i) * theirs, ours
-            )
-
-
 def layer_writes(
     local: LayerMetadata,
     remote: LayerMetadata,
-    local_blocks: Sequence[int],
-    remote_blocks: Sequence[int],
-    blocks: range,
+    runs: Callable[[int, int], Sequence[Run]],
     at: Shard,
 ) -> Writes:
-    """One layer's batch: P's blocks number `blocks` of a request, all tensors."""
+    """One layer's batch, all tensors. `runs`: the kernel blocks to send, by both sides' scales.
+
+    With one part per D block a run is one write, otherwise each kernel block is one.
+    """
     writes = Writes()
-    runs: dict[tuple[int, int], list[Run]] = {}
     for k, scales in enumerate(zip(local.block_size_scale, remote.block_size_scale, strict=True)):
-        if scales not in runs:
-            runs[scales] = kernel_runs(local_blocks, remote_blocks, blocks, *scales)
-        tensor_writes(writes, local, remote, k, runs[scales], at)
+        ours, theirs = local.block_len[k], remote.block_len[k]
+        source, destination = local.kv_caches_base_addr[k], remote.kv_caches_base_addr[k]
+        pieces = runs(*scales)
+        if at.parts > 1:
+            destination += at.part * ours
+            pieces = [Run(a + i, b + i, 1) for a, b, blocks in pieces for i in range(blocks)]
+        writes.sources += [source + run.local * ours for run in pieces]
+        writes.destinations += [destination + run.remote * theirs for run in pieces]
+        writes.lengths += [run.blocks * ours for run in pieces]
     return writes

@@ -110,6 +110,8 @@ class Producer:
         params = request.params
         if self._closed:
             raise PushError("the producer is closed")
+        if request.prompt_tokens < 1:
+            raise PushError(f"{params.request_id}: a prompt has at least one token")
         ratio, at = self._served(params)
         if not self._something(request, range(len(self._rank.layout.groups))):
             check_local_blocks(self._rank.layout, request.block_ids)

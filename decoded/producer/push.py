@@ -19,7 +19,7 @@ from decoded.wire.side_channel import Done, Failed, LayerMetadata, Layers, Metad
 from .errors import PushError
 from .handshake import MetadataCache
 from .notify import Delivery, Notifier
-from .plan import Shard, Writes, chunk_range, layer_writes
+from .plan import Run, Shard, Writes, chunk_range, kernel_runs, layer_writes
 from .progress import ProgressChannel
 from .request import PushRequest, PushResult, check_local_blocks
 from .writer import Writer
@@ -27,6 +27,7 @@ from .writer import Writer
 log = structlog.get_logger(__name__)
 
 CONNECT_BYTES = 128
+_RUNS_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Push:
         self._blocks = [list(ids) for ids in request.block_ids]
         self._computed = [0] * len(self._names)
         self._pushed = [False] * len(self._names)
+        self._runs: dict[tuple[int, range, int, int], list[Run]] = {}
         self._stopped = ""
         self._sealed = False
         self._ending = False
@@ -203,17 +205,14 @@ class Push:
     ) -> None:
         if self._stopped:
             return
-        name, params = self._names[index], self._request.params
-        group = self._rank.layout.layers[index].group
+        name = self._names[index]
         try:
             if ready is not None:
                 ready()
             writes = layer_writes(
                 self._rank.layers[name],
                 target.metadata.layer_metadata[name],
-                self._blocks[group],
-                params.remote_block_ids[group],
-                blocks,
+                partial(self._kernel_runs, self._rank.layout.layers[index].group, blocks),
                 target.shard,
             )
             if writes.lengths:
@@ -230,6 +229,18 @@ class Push:
             if target.metadata.progress:
                 heard = self.external_id, target.shard.parts, self._rank.sender
                 self._rank.progress.send(target.host, target.port, Layers(*heard, index, 1))
+
+    def _kernel_runs(self, group: int, blocks: range, scale: int, remote_scale: int) -> list[Run]:
+        """All layers of a group and chunk share their runs."""
+        key = group, blocks, scale, remote_scale
+        runs = self._runs.get(key)
+        if runs is None:
+            if len(self._runs) >= _RUNS_KEPT:
+                self._runs.clear()
+            remote = self._request.params.remote_block_ids[group]
+            runs = kernel_runs(self._blocks[group], remote, blocks, scale, remote_scale)
+            self._runs[key] = runs
+        return runs
 
     def _end(self, failure: str) -> None:
         """Tell D how it ended; the first call decides."""

@@ -15,7 +15,7 @@ class Writer:
     """A thread that writes with Mooncake, in the order in which work is submitted.
 
     `regions`: (address, bytes) of what is registered. `on_thread_start` runs first in the
-    thread: with Ascend it has to set the device. Raises TransferError.
+    thread: with Ascend it has to set the device. Raises TransferError, and what that raises.
     """
 
     def __init__(
@@ -30,11 +30,10 @@ class Writer:
         self._regions = list(regions)
         self._engine: TransferEngine | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="decoded-push")
-        if on_thread_start is not None:
-            self._pool.submit(on_thread_start)
-        opening = self._pool.submit(self._open)
         try:
-            self.port = opening.result()
+            if on_thread_start is not None:
+                self._pool.submit(on_thread_start).result()
+            self.port = self._pool.submit(self._open).result()
         except BaseException:
             self._pool.shutdown()
             raise

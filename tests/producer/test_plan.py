@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -103,9 +104,8 @@ def test_writes_equal_a_copy_of_every_kernel_block(case: Case, data: st.DataObje
     for computed in steps:
         blocks = plan.chunk_range(case.local.block_size, case.prompt, case.cached, sent, computed)
         sent = computed
-        writes = plan.layer_writes(
-            local, remote, case.local.block_ids, case.remote.block_ids, blocks, at
-        )
+        runs = partial(plan.kernel_runs, case.local.block_ids, case.remote.block_ids, blocks)
+        writes = plan.layer_writes(local, remote, runs, at)
         _apply(writes, source, found)
         assert not written & set(blocks) or computed == case.prompt
         written |= set(blocks)
@@ -138,7 +138,8 @@ def test_runs_are_as_long_as_can_be(case: Case) -> None:
 def test_contiguous_blocks_are_one_write_per_tensor() -> None:
     local = LayerMetadata([0, 0], [1000, 5000], [10, 20], [1, 1])
     remote = LayerMetadata([0, 0], [100, 300], [10, 20], [1, 1])
-    writes = plan.layer_writes(local, remote, [4, 5, 6, 9], [1, 2, 3, 7], range(4), plan.Shard())
+    runs = partial(plan.kernel_runs, [4, 5, 6, 9], [1, 2, 3, 7], range(4))
+    writes = plan.layer_writes(local, remote, runs, plan.Shard())
     assert list(zip(writes.sources, writes.destinations, writes.lengths, strict=True)) == [
         (1040, 110, 30),
         (1090, 170, 10),
@@ -151,7 +152,8 @@ def test_contiguous_blocks_are_one_write_per_tensor() -> None:
 def test_parts_of_a_block_are_one_write_per_kernel_block() -> None:
     local = LayerMetadata([0], [1000], [10], [2])
     remote = LayerMetadata([0], [0], [20], [2])
-    writes = plan.layer_writes(local, remote, [1], [3], range(1), plan.Shard(2, 1))
+    runs = partial(plan.kernel_runs, [1], [3], range(1))
+    writes = plan.layer_writes(local, remote, runs, plan.Shard(2, 1))
     assert list(zip(writes.sources, writes.destinations, writes.lengths, strict=True)) == [
         (1020, 130, 10),
         (1030, 150, 10),

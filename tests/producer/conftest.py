@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,8 @@ def context() -> Iterator[Context]:
 
 
 @pytest.fixture
-def closed_port(context: Context) -> int:
-    """A port that nobody listens on."""
-    with context.socket(zmq.ROUTER) as router:
-        return router.bind_to_random_port("tcp://127.0.0.1")
+def closed_port() -> Iterator[int]:
+    """A port that nobody listens on, held so that nobody else takes it meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

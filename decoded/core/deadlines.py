@@ -12,7 +12,7 @@ _SLACK = 1_024
 
 
 class Deadlines:
-    """Earliest first. Moving a request's deadline leaves its old entry behind; such
+    """Earliest first. Moving or clearing a request's deadline leaves its old entry behind; such
     entries are skipped when they surface and swept out when they outnumber the live ones.
     """
 
@@ -31,10 +31,14 @@ class Deadlines:
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, request))
 
+    def clear(self, request: Request) -> None:
+        """The request has ended and waits for nothing."""
+        request.deadline = math.inf
+
     def next(self) -> float | None:
         """The earliest live deadline, or None."""
         heap = self._heap
-        while heap and self._stale(heap[0]):
+        while heap and heap[0][0] != heap[0][2].deadline:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
@@ -57,5 +61,4 @@ class Deadlines:
 
     @staticmethod
     def _stale(entry: tuple[float, int, Request]) -> bool:
-        when, _, request = entry
-        return request.state.terminal or request.deadline != when
+        return entry[0] != entry[2].deadline

@@ -8,14 +8,14 @@ from .events import Seat
 from .request import Outcome, Request, RequestKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Start:
     """Hand the request to its path: at its submit, or at a later tick if it was held."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stop:
     """The request has ended: the path forgets it and closes what it holds open for it.
 
@@ -25,7 +25,7 @@ class Stop:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """A request has ended: `seq` was added to the engine's report log.
 
@@ -37,7 +37,7 @@ class Report:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resend:
     """Send the seat everything in its engine's report log from `first` on."""
 
@@ -45,7 +45,7 @@ class Resend:
     first: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refuse:
     """The submit was not accepted; it will have no outcome."""
 
@@ -55,7 +55,7 @@ class Refuse:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fence:
     """Registration `generation` of this rank is over: shut writers out, if that can be done."""
 
@@ -64,7 +64,7 @@ class Fence:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """No request uses registration `generation` of this rank any more: free its memory."""
 

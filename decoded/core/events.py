@@ -1,4 +1,8 @@
-"""Everything that can happen to the core. Times are never in an event: `handle` takes `now`."""
+"""Everything that can happen to the core. Times are never in an event: `handle` takes `now`.
+
+Nobody changes an event or an effect once it is made. They are not frozen all the same: that
+makes each of them about four times as dear to construct, and there are six per request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ class Seat(NamedTuple):
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionOpened:
     """A client took a seat. A new `session` at a scheduler's seat starts the engine anew.
 
@@ -35,7 +39,7 @@ class SessionOpened:
     expect_workers: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionClosed:
     """The seat's client said good-bye, or was not heard in time."""
 
@@ -44,7 +48,7 @@ class SessionClosed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankRegistered:
     """A rank's KV memory can be written to from now on, by registration `generation`.
 
@@ -57,7 +61,7 @@ class RankRegistered:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankLost:
     """A rank's registration is over (unregistered, replaced, its worker gone)."""
 
@@ -66,7 +70,7 @@ class RankLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RankFenced:
     """Registration `generation` cannot be written through any more."""
 
@@ -75,7 +79,7 @@ class RankFenced:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submit:
     """The engine waits for KV. `blocks`: block ids per KV group, cached prefix included."""
 
@@ -90,7 +94,7 @@ class Submit:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancel:
     """The engine wants its blocks back. `attempt` None means the live one."""
 
@@ -98,7 +102,7 @@ class Cancel:
     attempt: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fulfilled:
     """The path has nothing (more) to fetch for this attempt."""
 
@@ -107,7 +111,7 @@ class Fulfilled:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deferred:
     """The path waits for the engine's registrations before it can start."""
 
@@ -115,7 +119,7 @@ class Deferred:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Started:
     """Producers are about to be told where to write: `ranks` ranks, as engine `generation`.
 
@@ -128,7 +132,7 @@ class Started:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StartFailed:
     """The path cannot take this attempt; nobody was told anything."""
 
@@ -138,7 +142,7 @@ class StartFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefillEnded:
     """The metaserver's call has come to an end.
 
@@ -157,7 +161,7 @@ class PrefillEnded:
     over: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SenderDone:
     """A P rank has written all layers to one of our ranks."""
 
@@ -168,7 +172,7 @@ class SenderDone:
     sender: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SenderFailed:
     """A P rank gave up on one of our ranks."""
 
@@ -179,7 +183,7 @@ class SenderFailed:
     sender: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayersIn:
     """Layer progress: layers `first` .. `first + count - 1` of a sender have arrived."""
 
@@ -192,7 +196,7 @@ class LayersIn:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acknowledged:
     """A seat has everything up to and including `seq` of report log `log`."""
 
@@ -201,17 +205,17 @@ class Acknowledged:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShutdownBegan:
     """No new requests from now on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShutdownDue:
     """The time for requests in flight is over: what is left expires."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """Time has passed: fire what is due."""
 

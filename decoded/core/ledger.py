@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ class Ledger:
     def __init__(self, max_tombstones: int, tombstone_age_s: float) -> None:
         self._max_tombstones = max_tombstones
         self._tombstone_age_s = tombstone_age_s
+        self._age_again_at = math.inf
         self.live: dict[RequestKey, Request] = {}
         self.by_external: dict[ExternalKey, Request] = {}
         self.tombstones: OrderedDict[RequestKey, Request] = OrderedDict()
@@ -59,6 +61,7 @@ class Ledger:
         request.params = {}
         self.tombstones.pop(request.key, None)
         self.tombstones[request.key] = request
+        self._age_again_at = min(self._age_again_at, request.ended_at + self._tombstone_age_s)
         if len(self.tombstones) > self._max_tombstones:
             self.tombstones.popitem(last=False)
         if request.announced:
@@ -69,9 +72,13 @@ class Ledger:
 
     def age(self, now: float) -> None:
         """Forget what ended too long ago."""
+        if now < self._age_again_at:
+            return
+        self._age_again_at = math.inf
         for ended in (self.tombstones, self.announced):
             while ended:
-                oldest = next(iter(ended.values()))
-                if now - oldest.ended_at <= self._tombstone_age_s:
+                until = next(iter(ended.values())).ended_at + self._tombstone_age_s
+                if now <= until:
+                    self._age_again_at = min(self._age_again_at, until)
                     break
                 ended.popitem(last=False)

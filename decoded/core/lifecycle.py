@@ -15,6 +15,9 @@ from .settings import CoreSettings
 from .states import State, Trigger, transition
 
 
+_ENDED = {state: f"ended_{state.value}" for state in State if state.terminal}
+
+
 class Lifecycle:
     """Begins, moves and ends requests, and keeps ledger, deadlines and engines in step.
 
@@ -133,7 +136,7 @@ class Lifecycle:
 
     def _end(self, request: Request, now: float) -> None:
         request.ended_at = now
-        self._counters[f"ended_{request.state.value}"] += 1
+        self._counters[_ENDED[request.state]] += 1
         outcome = request.outcome()
         engine = self.engines.by_id[request.key.engine_id]
         if request.log == engine.log.log:
@@ -141,6 +144,7 @@ class Lifecycle:
         self.effects.append(Report(request, outcome, request.report_seq))
         self.effects.append(Stop(request))
         self.ledger.bury(request)
+        self.deadlines.clear(request)
         self.deadlines.sweep(len(self.ledger.live))
         engine.live -= 1
         if engine.retiring:

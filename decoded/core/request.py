@@ -36,7 +36,7 @@ class Prefill(Enum):
     NEVER_RAN = "never ran"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outcome:
     """How one attempt of a request ended. `reason` is for machines, `detail` for people."""
 

@@ -13,6 +13,9 @@ from enum import Enum
 class State(str, Enum):
     """Where a request is. The last four are terminal and absorb everything."""
 
+    # Enum's own is Python code; the table is asked several times per request.
+    __hash__ = str.__hash__
+
     ACCEPTED = "accepted"
     RECEIVING = "receiving"
     DRAINING = "draining"
@@ -28,6 +31,8 @@ class State(str, Enum):
 
 class Trigger(str, Enum):
     """What moves a request from one state to the next."""
+
+    __hash__ = str.__hash__
 
     FULFILLED = "nothing to fetch"
     STARTED = "announced to producers"

@@ -31,11 +31,16 @@ class MetaserverSettings:
 
 @dataclass(frozen=True)
 class PrefillReply:
-    """What a call has told. `began` False: it is certain that no prefill ran."""
+    """What a call has told.
+
+    `began` False: it is certain that no prefill ran. `over` False: the call broke off
+    without an answer, which says nothing about the prefill.
+    """
 
     ok: bool
     began: bool
     detail: str
+    over: bool = True
 
 
 class MetaserverClient:
@@ -74,11 +79,15 @@ class MetaserverClient:
                 await asyncio.sleep(settings.backoff_s * 2**attempt)
             except asyncio.TimeoutError:
                 limit = settings.total_timeout_s
-                return PrefillReply(False, True, f"{url} did not answer within {limit} s")
+                return PrefillReply(
+                    False, True, f"{url} did not answer within {limit} s", over=False
+                )
             except aiohttp.InvalidURL:
                 return PrefillReply(False, False, f"metaserver is not a valid URL: {url}")
             except (aiohttp.ClientError, OSError) as error:
-                return PrefillReply(False, True, f"{url}: {type(error).__name__}: {error}")
+                return PrefillReply(
+                    False, True, f"{url}: {type(error).__name__}: {error}", over=False
+                )
         raise AssertionError("unreachable: the last try returns")
 
     async def _post(self, url: str, body: Mapping[str, Any]) -> PrefillReply:

@@ -102,7 +102,7 @@ class ReceiverPath:
         reply = await self._metaserver.announce(url, body, request.external_id)
         if self._calls.get(key) is asyncio.current_task():
             del self._calls[key]
-        self._dispatch(PrefillEnded(key, attempt, reply.ok, reply.began, reply.detail))
+        self._dispatch(PrefillEnded(key, attempt, reply.ok, reply.began, reply.detail, reply.over))
 
     async def close(self) -> None:
         """Give up all calls."""

@@ -10,10 +10,9 @@ from .deadlines import Deadlines
 from .effects import Effect, Release, Report, Start, Stop
 from .engines import Engine, Engines
 from .ledger import Ledger
-from .request import Prefill, Request, StoryEntry
+from .request import Prefill, Request
 from .settings import CoreSettings
 from .states import State, Trigger, transition
-
 
 _ENDED = {state: f"ended_{state.value}" for state in State if state.terminal}
 
@@ -119,7 +118,7 @@ class Lifecycle:
     def note(self, request: Request, now: float, what: str, detail: str) -> None:
         """Add to the request's story, as long as there is room."""
         if len(request.story) < self._settings.max_story:
-            request.story.append(StoryEntry(now, what, detail))
+            request.story.append((now, what, detail))
 
     def _quiet_at(self, request: Request) -> float:
         earlier = self.ledger.earlier(request)

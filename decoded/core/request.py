@@ -129,7 +129,8 @@ class Request:
     progress: dict[int, RankProgress] | None = None
     log: int = 0
     report_seq: int = 0
-    story: list[StoryEntry] = field(default_factory=list)
+    # Plain tuples: the garbage collector stops looking at those, and there are many.
+    story: list[tuple[float, str, str]] = field(default_factory=list)
 
     @property
     def announced(self) -> bool:

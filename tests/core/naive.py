@@ -155,7 +155,7 @@ class Naive:
         """The last use of the key, if it is among those that are still remembered."""
         latest: list[RequestKey] = []
         for use in reversed(self.ended):
-            if self.now - use.ended_at > self.s.tombstone_age_s:
+            if self.now > use.ended_at + self.s.tombstone_age_s:
                 return None
             if use.key in latest:
                 continue
@@ -173,7 +173,7 @@ class Naive:
             here = use.key.engine_id, use.external
             if not use.announced or here in latest:
                 continue
-            if self.now - use.ended_at > self.s.tombstone_age_s:
+            if self.now > use.ended_at + self.s.tombstone_age_s:
                 return None
             latest.append(here)
             if len(latest) > self.s.max_tombstones:

@@ -176,3 +176,27 @@ def test_a_request_in_flight_with_64_blocks_takes_at_most_4_kib() -> None:
     tracemalloc.stop()
     assert len(core.ledger.live) == count
     assert taken / count <= 4_096
+
+
+def test_the_core_leaves_no_work_for_the_cycle_collector() -> None:
+    """So a daemon may collect seldom: a full collection takes long with many in flight."""
+    d = Driver(max_tombstones=5, tombstone_age_s=1.0)
+    d.open(2)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(300):
+            external = f"x-{number}"
+            d.begin(str(number))
+            d.layers(0, external=external)
+            for rank in range(2):
+                (d.done, d.failed)[number % 2](rank=rank, external=external)
+            d.submit(f"v{number}", virtual=True)
+            d.cancel(f"v{number}")
+            if number % 50 == 0:
+                d.register(0)
+        d.wait(400)
+        d.effects.clear()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

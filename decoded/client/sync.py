@@ -411,7 +411,8 @@ class Client:
 def _eventfd(owner: Client) -> int:
     """Closed with its owner, when no thread can be about to write to it."""
     fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    weakref.finalize(owner, os.close, fd)
+    # Not at exit either: `_at_exit` still uses it.
+    weakref.finalize(owner, os.close, fd).atexit = False
     return fd
 
 

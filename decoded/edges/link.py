@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +13,20 @@ import zmq
 
 from decoded import __version__
 from decoded.core import events as ev
-from decoded.core.engines import Engine, Engines
+from decoded.core.engines import Engines
 from decoded.core.request import RequestKey
 from decoded.wire import link as wire
 
+from .hello import check_hello
+from .intake import Intake
+from .refusals import RefusalSender
 from .reports import ReportSender
 from .router import RouterSocket, Unreachable
 from .sessions import Session, Sessions
 
 log = structlog.get_logger(__name__)
+
+_HIGH_WATER_MARK = 1_000
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,16 @@ class EngineLink:
         self._boot = boot
         self.sessions = Sessions()
         self._router = RouterSocket(
-            context, self._on_message, self.flush, max_message_bytes=wire.MAX_FRAME_BYTES
+            context,
+            self._on_message,
+            counters,
+            self.flush,
+            max_message_bytes=wire.MAX_FRAME_BYTES,
+            high_water_mark=_HIGH_WATER_MARK,
         )
         self._reports = ReportSender(self._router, self.sessions, engines, boot)
+        self._refusals = RefusalSender(self._router, counters)
+        self._intake = Intake(self._router, host.dispatch, self.refuse, self.flush, counters)
         try:
             self._router.bind(settings.endpoint)
         except zmq.ZMQError:
@@ -87,8 +98,8 @@ class EngineLink:
         self._handlers: dict[type, Callable[[Session, Any], None]] = {
             wire.RegisterKv: self._register_kv,
             wire.UnregisterKv: self._unregister_kv,
-            wire.Submit: self._submit,
-            wire.Cancel: self._cancel,
+            wire.Submit: self._intake.submit,
+            wire.Cancel: self._intake.cancel,
             wire.Acknowledge: self._acknowledge,
             wire.Heartbeat: self._heartbeat,
             wire.Bye: self._bye,
@@ -110,15 +121,15 @@ class EngineLink:
         self._reports.rewind(seat, first)
 
     def flush(self) -> None:
-        """Send what has been reported since the last time."""
+        """Send what has been reported and refused since the last time."""
+        self._refusals.flush()
         self._reports.flush()
 
     def refuse(self, key: RequestKey, attempt: int, code: str, detail: str) -> None:
-        """Tell the engine's scheduler that a submit was not accepted."""
+        """Tell the engine's scheduler, when the turn ends, that a submit was not accepted."""
         session = self.sessions.by_seat(ev.Seat(key.engine_id, "scheduler", 0))
         if session is not None:
-            refusal = wire.Refusal(key.request_id, attempt, code, detail)
-            self._send(session.identity, wire.Refused([refusal]))
+            self._refusals.add(session, wire.Refusal(key.request_id, attempt, code, detail))
 
     def answer(self, seat: ev.Seat, message: wire.FromDaemon) -> None:
         """Send a late answer to whoever is at `seat` now, if anybody is."""
@@ -127,6 +138,7 @@ class EngineLink:
             self._send(session.identity, message)
 
     def _send(self, identity: bytes, message: wire.FromDaemon) -> None:
+        self._refusals.flush()  # what was refused before this is told before this
         try:
             if not self._router.send(identity, wire.encode(message)):
                 self._counters["link_unanswered"] += 1
@@ -165,9 +177,14 @@ class EngineLink:
             self._handlers[type(message)](session, message)
         except wire.WireError as error:
             self._error(identity, error)
+        except Exception:
+            text = "the daemon failed at this message; see its log"
+            self._error(identity, wire.WireError("internal", text))
+            raise
 
     def _hello(self, identity: bytes, hello: wire.Hello) -> None:
-        check_hello(hello, self._engines.get(hello.engine_id))
+        check_hello(hello)
+        self._check_world_size(hello)
         seat = ev.Seat(hello.engine_id, hello.role, hello.rank)
         here = self.sessions.by_identity(identity)
         if here is not None and here.seat != seat:
@@ -211,38 +228,22 @@ class EngineLink:
             raise wire.WireError("seat_taken", text, "hello")
         self._close(there, "replaced by a new client")
 
-    def _submit(self, session: Session, message: wire.Submit) -> None:
-        if session.seat.role != "scheduler":
-            raise wire.WireError("wrong_role", "only a scheduler submits", "submit")
-        engine_id, dispatch = session.seat.engine_id, self._host.dispatch
-        for item in message.requests:
-            key = RequestKey(engine_id, item.request_id)
-            params = item.kv_transfer_params or {}
-            marked = params.get("do_virtual")
-            if marked is not None and not isinstance(marked, bool):
-                text = "kv_transfer_params.do_virtual is true, false, null or absent"
-                self.refuse(key, item.attempt, "invalid", text)
-                continue
-            dispatch(
-                ev.Submit(
-                    key,
-                    item.external_id,
-                    item.attempt,
-                    tuple([array("q", ids) for ids in item.block_ids]),
-                    item.prompt_tokens,
-                    item.cached_tokens,
-                    bool(item.do_virtual or marked),
-                    params,
-                    item.timeout_s,
-                )
+    def _check_world_size(self, hello: wire.Hello) -> None:
+        """An engine changes its world size only when no client of its last life is there."""
+        engine = self._engines.get(hello.engine_id)
+        if engine is None or not engine.sessions or engine.world_size == hello.world_size:
+            return
+        sessions = self.sessions.of_engine(hello.engine_id)
+        for session in sessions:
+            self._probe(session)
+        if any(session.reachable for session in sessions):
+            text = (
+                f"engine {hello.engine_id} runs with world_size {engine.world_size}, "
+                f"not {hello.world_size}"
             )
-
-    def _cancel(self, session: Session, message: wire.Cancel) -> None:
-        if session.seat.role != "scheduler":
-            raise wire.WireError("wrong_role", "only a scheduler cancels", "cancel")
-        for item in message.requests:
-            key = RequestKey(session.seat.engine_id, item.request_id)
-            self._host.dispatch(ev.Cancel(key, item.attempt))
+            raise wire.WireError("world_size_mismatch", text, "hello")
+        for session in sessions:
+            self._close(session, "its engine came back with another world size")
 
     def _acknowledge(self, session: Session, message: wire.Acknowledge) -> None:
         if message.log == self._reports.log_name(session.log):
@@ -272,14 +273,15 @@ class EngineLink:
     def _sweep(self) -> None:
         """Give up sessions that were silent for too long, and find out who is gone."""
         now, settings = self._loop.time(), self._settings
-        for session in self.sessions:
-            silent = now - session.heard_at
+        self._sweeper = self._loop.call_later(settings.heartbeat_s, self._sweep)
+        for session in self.sessions if not self._router.paused else ():
+            # Nobody is silent while nobody is listened to.
+            silent = now - max(session.heard_at, self._intake.listening_since)
             if silent > settings.timeout_s:
                 self._close(session, f"not heard for {silent:.1f} s")
             elif silent > 2 * settings.heartbeat_s:
                 self._probe(session)
         self.flush()
-        self._sweeper = self._loop.call_later(settings.heartbeat_s, self._sweep)
 
     def _probe(self, session: Session) -> None:
         """A ROUTER refuses to send to an identity whose connection is closed."""
@@ -292,28 +294,3 @@ class EngineLink:
             "session closed", engine_id=seat.engine_id, role=seat.role, rank=seat.rank, why=why
         )
         self._host.dispatch(ev.SessionClosed(seat, session.hello.session, why))
-
-
-def check_hello(hello: wire.Hello, engine: Engine | None) -> None:
-    """Raise WireError if a hello cannot be taken."""
-    if hello.protocol != wire.PROTOCOL_VERSION:
-        text = (
-            f"this daemon ({__version__}) speaks protocol version {wire.PROTOCOL_VERSION}, "
-            f"the client version {hello.protocol}; upgrade the older of the two"
-        )
-        raise wire.WireError("unsupported_protocol", text, "hello")
-    if hello.role == "scheduler" and hello.rank != 0:
-        raise wire.WireError("invalid", "hello: a scheduler's rank is 0", "hello")
-    if hello.rank >= hello.world_size:
-        text = f"hello: rank {hello.rank} is not below world_size {hello.world_size}"
-        raise wire.WireError("invalid", text, "hello")
-    tp_size = hello.tp_size or hello.world_size // hello.pcp_size
-    if tp_size * hello.pcp_size != hello.world_size:
-        text = f"hello: tp_size * pcp_size is not world_size {hello.world_size}"
-        raise wire.WireError("invalid", text, "hello")
-    if engine is not None and engine.sessions and engine.world_size != hello.world_size:
-        text = (
-            f"engine {hello.engine_id} runs with world_size {engine.world_size}, "
-            f"not {hello.world_size}"
-        )
-        raise wire.WireError("world_size_mismatch", text, "hello")

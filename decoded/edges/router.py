@@ -8,12 +8,23 @@ message that is there, and whatever it caused to be sent leaves in one go.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from time import perf_counter
 
+import structlog
 import zmq
 
-# Messages taken in one turn before others get theirs.
+from .throttle import Throttle
+
+log = structlog.get_logger(__name__)
+
+# Messages and time taken in one turn before others get theirs. The loop's own clock
+# would not do: uvloop reads it once per turn.
 BUDGET = 512
+BUDGET_S = 0.02
+# A peer whose host has died is dropped after about 30 s + 4 * 10 s.
+_KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_TIMES = 30, 10, 4
 
 OnMessage = Callable[[bytes, list[bytes]], None]
 
@@ -29,20 +40,30 @@ class RouterSocket:
     turn has taken what there was. libzmq's file descriptor is edge-triggered: after
     every send and receive the events must be read again, or a message can lie there
     unnoticed (zmq_getsockopt, ZMQ_FD).
+
+    What `on_message` or `after_batch` raises is a bug of ours: it is logged and counted
+    as `internal_errors`, and takes neither the loop nor other messages with it.
     """
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         on_message: OnMessage,
+        counters: Counter[str],
         after_batch: Callable[[], None] | None = None,
         *,
         max_message_bytes: int,
-        high_water_mark: int = 10_000,
+        high_water_mark: int,
     ) -> None:
+        """`high_water_mark`: messages that may wait per peer and direction. Beyond it a
+        peer that sends is slowed down, and one that does not read gets no more.
+        """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._after_batch = after_batch
+        self._counters = counters
+        self._bugs = Throttle()
+        self._paused = False
         self._draining = False
         self._wake_scheduled = False
         self._socket = socket = context.socket(zmq.ROUTER)
@@ -53,6 +74,10 @@ class RouterSocket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.BACKLOG, 1_024)
         socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_EVERY_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_TIMES)
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
 
@@ -75,6 +100,23 @@ class RouterSocket:
             self._wake()
         return True
 
+    @property
+    def closed(self) -> bool:
+        return self._socket.closed
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def pause(self) -> None:
+        """Take no further message until `resume`; sending goes on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Take messages again."""
+        self._paused = False
+        self._wake()
+
     def close(self, linger_ms: int = 0) -> None:
         """Unbind and close; what is queued has `linger_ms` to leave."""
         if not self._socket.closed:
@@ -92,18 +134,32 @@ class RouterSocket:
         if socket.closed:
             return
         self._draining = True
-        taken = 0
+        taken, until = 0, perf_counter() + BUDGET_S
         try:
-            while taken < BUDGET:
+            while taken < BUDGET and not self._paused:
                 try:
                     identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 taken += 1
-                on_message(identity, frames)
+                try:
+                    on_message(identity, frames)
+                except Exception:  # noqa: BLE001 - logged and counted
+                    self._bug("a message could not be handled")
+                if perf_counter() > until:
+                    break
             if self._after_batch is not None:
-                self._after_batch()
+                try:
+                    self._after_batch()
+                except Exception:  # noqa: BLE001 - logged and counted
+                    self._bug("what was to be sent could not be")
         finally:
             self._draining = False
-            if not socket.closed and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            readable = not socket.closed and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+            if readable and not self._paused:
                 self._wake()
+
+    def _bug(self, what: str) -> None:
+        self._counters["internal_errors"] += 1
+        if self._bugs.passes():
+            log.exception(what, skipped=self._bugs.skipped)

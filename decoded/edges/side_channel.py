@@ -15,10 +15,13 @@ from decoded.core import events as ev
 from decoded.wire import side_channel as wire
 
 from .router import RouterSocket, Unreachable
+from .throttle import Throttle
 
 log = structlog.get_logger(__name__)
 
 MAX_FRAME_BYTES = 64 * 2**10
+# Deployed producers have one message under way per connection; ours, its layers' progress.
+_HIGH_WATER_MARK = 256
 
 Dispatch = Callable[[ev.Event], None]
 
@@ -44,7 +47,14 @@ class SideChannel:
         self.metadata: bytes | None = None
         self._dispatch = dispatch
         self._counters = counters
-        self._router = RouterSocket(context, self._on_message, max_message_bytes=MAX_FRAME_BYTES)
+        self._refusals = Throttle()
+        self._router = RouterSocket(
+            context,
+            self._on_message,
+            counters,
+            max_message_bytes=MAX_FRAME_BYTES,
+            high_water_mark=_HIGH_WATER_MARK,
+        )
         address = f"[{host}]" if ":" in host else host
         try:
             self._router.bind(f"tcp://{address}:{port}")
@@ -59,12 +69,18 @@ class SideChannel:
         # A REQ peer sends an empty delimiter first; whoever sends none gets none.
         envelope = frames[:1] if len(frames) > 1 and not frames[0] else []
         body = frames[len(envelope) :]
-        if len(body) == 1:
-            answer = self._answer(body[0])
-        else:
-            answer = self._reject(f"a message has one payload frame, this has {len(body)}")
+        answer = wire.encode_error("the daemon failed at this message; see its log")
         try:
-            if not self._router.send(identity, *envelope, answer):
+            if len(body) == 1:
+                answer = self._answer(body[0])
+            else:
+                answer = self._reject(f"a message has one payload frame, this has {len(body)}")
+        finally:
+            self._send(identity, *envelope, answer)
+
+    def _send(self, identity: bytes, *frames: bytes) -> None:
+        try:
+            if not self._router.send(identity, *frames):
                 self._counters["side_channel_unanswered"] += 1
         except Unreachable:
             self._counters["side_channel_unanswered"] += 1
@@ -91,7 +107,8 @@ class SideChannel:
     def _handshake(self, engine_id: str, rank: int, message: wire.GetMeta) -> bytes:
         if self.metadata is None:
             self._counters["handshakes_refused"] += 1
-            log.warning("handshake refused", engine_id=engine_id, rank=rank)
+            if self._refusals.passes():
+                log.warning("handshake refused", engine_id=engine_id, rank=rank)
             return wire.encode_error(f"rank {rank} of engine {engine_id} has no KV registered")
         self._counters["handshakes"] += 1
         log.debug("handshake", engine_id=engine_id, rank=rank, request_id=message.request_id)

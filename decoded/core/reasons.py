@@ -19,6 +19,7 @@ ENGINE_RESTARTED = "engine_restarted"
 SHUTDOWN = "shutdown"
 BAD_BLOCKS = "bad_blocks"
 NO_METASERVER = "no_metaserver"
+INTERNAL = "internal"
 
 # Refusals.
 UNKNOWN_ENGINE = "unknown_engine"

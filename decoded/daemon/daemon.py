@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import secrets
 import ssl
 from typing import Any
@@ -38,6 +39,8 @@ from .status import engines_report, requests_report, states_report
 log = structlog.get_logger(__name__)
 
 _LINGER_MS = 1_000
+# Clients and producers, side channels, Mooncake, shared memory.
+_OTHER_DESCRIPTORS = 4_096
 
 
 class Daemon:
@@ -80,13 +83,14 @@ class Daemon:
                 config.metaserver.total_timeout_s,
                 config.metaserver.retries,
                 config.metaserver.backoff_s,
+                max_connections(),
             ),
             tls_context(config.metaserver.tls),
         )
         self._link = self._bind_link(context)
         transfer = TransferSettings(host, config.transfer.protocol, config.transfer.device)
         self._receiver = ReceiverPath(
-            core.engines, self._metaserver, self._destination, self.dispatch
+            core.engines, self._metaserver, self._destination, self.dispatch, counters
         )
         self._registrations = Registrations(
             host,
@@ -215,6 +219,14 @@ class Daemon:
             hello.pcp_size,
             hello.dcp_size,
         )
+
+
+def max_connections() -> int:
+    """How many metaserver calls may be open, so that descriptors are left for everything else."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        return 0
+    return max(descriptors - _OTHER_DESCRIPTORS, descriptors // 2)
 
 
 def virtual_delay(config: Config) -> VirtualDelay | None:

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import structlog
 
-from decoded.core import Core
+from decoded.core import Core, reasons
 from decoded.core import effects as fx
 from decoded.core import events as ev
 from decoded.core.request import RequestKey
 from decoded.core.states import State
+from decoded.edges.throttle import Throttle
 from decoded.path import Path
 
 log = structlog.get_logger("decoded.requests")
@@ -43,6 +44,7 @@ class Dispatcher:
         self.idle = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._queue: deque[ev.Event] = deque()
+        self._bugs = Throttle()
         self._running = False
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +69,9 @@ class Dispatcher:
     def dispatch(self, event: ev.Event) -> None:
         """Handle `event` and whatever follows from it in this turn.
 
-        An event that arises while another is handled waits for its end.
+        An event that arises while another is handled waits for its end. What raises is a
+        bug: it is logged and counted as `internal_errors`, and the other events and
+        effects are carried out all the same. A request whose path could not start fails.
         """
         queue = self._queue
         queue.append(event)
@@ -77,14 +81,36 @@ class Dispatcher:
         core, perform, now = self.core, self._perform, self._loop.time()
         try:
             while queue:
-                for effect in core.handle(queue.popleft(), now):
-                    perform[type(effect)](effect)
+                event = queue.popleft()
+                try:
+                    effects = core.handle(event, now)
+                except Exception:  # noqa: BLE001 - logged and counted
+                    self._bug("an event could not be handled", type(event))
+                    continue
+                for effect in effects:
+                    try:
+                        perform[type(effect)](effect)
+                    except Exception:  # noqa: BLE001 - logged and counted
+                        self._bug("an effect could not be carried out", type(effect))
         finally:
             self._running = False
         self._arm()
 
+    def _bug(self, what: str, kind: type) -> None:
+        self.core.counters["internal_errors"] += 1
+        if self._bugs.passes():
+            log.exception(what, kind=kind.__name__, skipped=self._bugs.skipped)
+
     def _start(self, effect: fx.Start) -> None:
-        self._queue.extend(self._path(effect.request.virtual).start(effect.request))
+        request = effect.request
+        try:
+            self._queue.extend(self._path(request.virtual).start(request))
+        except Exception:
+            detail = "the daemon failed to start it; see its log"
+            self._queue.append(
+                ev.StartFailed(request.key, request.attempt, reasons.INTERNAL, detail)
+            )
+            raise
 
     def _stop(self, effect: fx.Stop) -> None:
         self._path(effect.request.virtual).stop(effect.request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from decoded.core import reasons
 from decoded.core.engines import Engines
 from decoded.core.events import Deferred, Event, Fulfilled, PrefillEnded, Started, StartFailed
 from decoded.core.request import Request, RequestKey
-from decoded.edges.metaserver import MetaserverClient
+from decoded.edges.metaserver import MetaserverClient, PrefillReply
 from decoded.kv.layout import check_blocks, nothing_to_fetch
 from decoded.wire.layout import KvLayout
 
@@ -42,7 +43,9 @@ class ReceiverPath:
         metaserver: MetaserverClient,
         destination: Callable[[str], Destination | None],
         dispatch: Callable[[Event], None],
+        counters: Counter[str],
     ) -> None:
+        self._counters = counters
         self._engines = engines
         self._metaserver = metaserver
         self._destination = destination
@@ -99,7 +102,12 @@ class ReceiverPath:
 
     async def _call(self, request: Request, url: str, body: dict[str, Any]) -> None:
         key, attempt = request.key, request.attempt
-        reply = await self._metaserver.announce(url, body, request.external_id)
+        try:
+            reply = await self._metaserver.announce(url, body, request.external_id)
+        except Exception:
+            log.exception("metaserver call failed", request_id=key.request_id)
+            self._counters["internal_errors"] += 1
+            reply = PrefillReply(False, True, "the daemon failed at the call; see its log", False)
         if self._calls.get(key) is asyncio.current_task():
             del self._calls[key]
         self._dispatch(PrefillEnded(key, attempt, reply.ok, reply.began, reply.detail, reply.over))

@@ -27,7 +27,7 @@ from decoded.receiver import ReceiverPath
 from decoded.receiver.opening import Opener
 from decoded.receiver.path import Destination
 from decoded.receiver.pool import Pool
-from decoded.receiver.ports import SideChannels
+from decoded.receiver.ports import MAX_RANKS, SideChannels
 from decoded.receiver.rank import TransferSettings
 from decoded.receiver.registrations import Registrations
 from decoded.virtual import VirtualDelay, VirtualPath
@@ -39,6 +39,8 @@ from .status import engines_report, requests_report, states_report
 log = structlog.get_logger(__name__)
 
 _LINGER_MS = 1_000
+# One per side channel; libzmq allows 1,023 unless it is told.
+_MAX_SOCKETS = 4 * MAX_RANKS
 # Clients and producers, side channels, Mooncake, shared memory.
 _OTHER_DESCRIPTORS = 4_096
 
@@ -51,6 +53,7 @@ class Daemon:
         self._config = config
         self._endpoint = endpoint
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._core = Core(core_settings(config))

@@ -13,7 +13,7 @@ def owner_of_port(port: int) -> str | None:
 
     try:
         connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:
+    except (psutil.Error, OSError):
         return None
     for connection in connections:
         if (
@@ -24,6 +24,6 @@ def owner_of_port(port: int) -> str | None:
         ):
             try:
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
-            except psutil.NoSuchProcess:
+            except psutil.Error:
                 return None
     return None

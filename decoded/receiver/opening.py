@@ -14,6 +14,8 @@ from decoded.wire.layout import KvLayout, KvMemory, PoolMemory, SharedMemory, So
 from .pool import Pool, PoolError, PoolRank
 from .rank import RankMemory, RankThread, TransferSettings
 
+_ADDRESS_SPACE = 2**64
+
 
 class RegistrationError(Exception):
     """A registration that cannot be; `code` goes into the answer."""
@@ -85,5 +87,10 @@ class Opener:
 def _advertised(memory: TransferMemory) -> Opened:
     check_layout(memory.layout)
     if len(memory.region_addrs) != len(memory.layout.regions):
-        raise LayoutError("region_addrs has one address per region of the layout")
+        raise LayoutError(
+            f"{len(memory.region_addrs)} region_addrs for {len(memory.layout.regions)} regions"
+        )
+    for region, address in zip(memory.layout.regions, memory.region_addrs, strict=True):
+        if address + region.size > _ADDRESS_SPACE:
+            raise LayoutError(f"region {region.name!r} ends beyond 64 bits of address")
     return Opened("transfer", memory.layout, memory.region_addrs, memory.te_rpc_port)

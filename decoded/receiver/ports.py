@@ -5,6 +5,7 @@ Producers compute `remote_port + world_rank` themselves, so a gap is not possibl
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,9 +20,19 @@ from decoded.edges.side_channel import SideChannel
 # Mooncake's own (MC_MIN_RPC_PORT..MC_MAX_RPC_PORT, 15000..17000 unless set).
 _FREE_FROM, _FREE_TO, _TRIES = 17_001, 32_767, 64
 
+# Side channels of one engine; what the configuration allows to be held, too.
+MAX_RANKS = 4_096
+
 
 class PortError(Exception):
     """Ports that cannot be had. The text names the port and what to change."""
+
+
+class _CannotBind(Exception):
+    def __init__(self, host: str, port: int, error: zmq.ZMQError) -> None:
+        super().__init__(f"side channel port {port} on {host} cannot be bound: {error.strerror}")
+        self.port = port
+        self.errno = error.errno
 
 
 class SideChannels:
@@ -66,11 +77,20 @@ class SideChannels:
 
         `wanted` is the port of world rank 0; None leaves the choice open. Raises PortError.
         """
+        if world_size > MAX_RANKS:
+            raise PortError(
+                f"world_size {world_size}: an engine can have {MAX_RANKS} side channels here"
+            )
         channels = self._lent.get(engine_id)
         if channels is not None and (wanted not in (None, channels[0].port)):
             raise PortError(
                 f"engine {engine_id} has its side channel at port {channels[0].port} already; "
                 f"it cannot move to {wanted}"
+            )
+        if channels is not None and len(channels) < world_size:
+            raise PortError(
+                f"engine {engine_id} still has the {len(channels)} side channels of an earlier "
+                f"registration, which drains; register world_size {world_size} after that"
             )
         if channels is None:
             channels = self._choose(world_size, wanted)
@@ -110,14 +130,20 @@ class SideChannels:
         return self._find_free(world_size)
 
     def _find_free(self, world_size: int) -> list[SideChannel]:
-        failure: PortError | None = None
         for _ in range(_TRIES):
             first = random.randint(_FREE_FROM, _FREE_TO - world_size)
+            run = range(first, first + world_size)
+            if any(port in self._bound for port in run):
+                continue
             try:
-                return self._claim(range(first, first + world_size), "set side_channel.base_port")
-            except PortError as error:
-                failure = error
-        raise PortError(f"found no {world_size} neighbouring free ports; last try: {failure}")
+                return self._open(run)
+            except _CannotBind as failure:
+                if failure.errno != errno.EADDRINUSE:
+                    raise PortError(f"{failure}; set side_channel.base_port") from None
+        raise PortError(
+            f"found no {world_size} neighbouring free ports in {_FREE_FROM}..{_FREE_TO}; "
+            "set side_channel.base_port"
+        )
 
     def _claim(self, run: range, change: str) -> list[SideChannel]:
         for port in run:
@@ -131,6 +157,15 @@ class SideChannels:
     def _bind(self, ports: Sequence[int], change: str) -> None:
         if ports and ports[-1] > 65_535:
             raise PortError(f"ports {ports[0]}..{ports[-1]} end past 65535; {change}")
+        try:
+            self._open(ports)
+        except _CannotBind as failure:
+            whose = owner_of_port(failure.port)
+            held = f" (held by {whose})" if whose else ""
+            raise PortError(f"{failure}{held}; {change}") from None
+
+    def _open(self, ports: Sequence[int]) -> list[SideChannel]:
+        """Bind all of `ports` or none. Raises _CannotBind."""
         channels: list[SideChannel] = []
         for port in ports:
             try:
@@ -140,10 +175,6 @@ class SideChannels:
             except zmq.ZMQError as error:
                 for channel in channels:
                     channel.close()
-                whose = owner_of_port(port)
-                held = f" (held by {whose})" if whose else ""
-                raise PortError(
-                    f"side channel port {port} on {self._host} cannot be bound: "
-                    f"{error.strerror}{held}; {change}"
-                ) from None
+                raise _CannotBind(self._host, port, error) from None
         self._bound.update((channel.port, channel) for channel in channels)
+        return channels

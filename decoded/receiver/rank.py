@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from decoded.kv.regions import SharedRegion
+import structlog
+
+from decoded.kv.regions import SHARED_PREFIX, SharedRegion, unlink_stale
 from decoded.kv.transfer import TransferEngine
 from decoded.wire.layout import KvLayout
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
+
+# An engine id and a rank.
+Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,28 @@ class RankThread:
     def close(self) -> None:
         """Let the thread end once it has done what it was given."""
         self._executor.shutdown(wait=False)
+
+
+class RankThreads:
+    """The thread of each rank, from its first use to the end of its last."""
+
+    def __init__(self) -> None:
+        self._threads: dict[Slot, RankThread] = {}
+        self._uses: Counter[Slot] = Counter()
+
+    def take(self, slot: Slot) -> RankThread:
+        """The rank's thread; `give_back` each time that it was taken."""
+        self._uses[slot] += 1
+        thread = self._threads.get(slot)
+        if thread is None:
+            thread = self._threads[slot] = RankThread(f"rank-{slot[0][:64]}-{slot[1]}")
+        return thread
+
+    def give_back(self, slot: Slot) -> None:
+        self._uses[slot] -= 1
+        if not self._uses[slot]:
+            del self._uses[slot]
+            self._threads.pop(slot).close()
 
 
 class RankMemory:
@@ -81,11 +111,15 @@ class RankMemory:
             engine.close()
 
     def close(self) -> None:
-        """Fence, and unmap what this has mapped."""
+        """Fence, and unmap what this has mapped. An engine that has died cannot remove its
+        shared memory any more, so that is done for it.
+        """
         self.fence()
         if self._own_regions:
             for region in self._regions:
                 region.close()
+            for name in unlink_stale(SHARED_PREFIX):
+                log.info("removed shared memory that a dead process left", name=name)
 
 
 def _open(regions: Sequence[SharedRegion], settings: TransferSettings) -> TransferEngine:

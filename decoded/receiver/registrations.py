@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -13,17 +14,17 @@ from decoded.core.effects import Fence, Release
 from decoded.core.engines import Engines
 from decoded.core.events import Event, RankFenced, RankLost, RankRegistered, Seat
 from decoded.edges.sessions import Session
+from decoded.edges.throttle import Throttle
 from decoded.kv.layout import layer_metadata
 from decoded.wire import link, side_channel
+from decoded.wire.layout import PoolMemory
 
 from .opening import Opened, Opener, RegistrationError
 from .pool import Pool
 from .ports import PortError, SideChannels
-from .rank import RankThread
+from .rank import RankThread, RankThreads, Slot
 
 log = structlog.get_logger(__name__)
-
-Slot = tuple[str, int]
 
 
 class Answers(Protocol):
@@ -34,17 +35,29 @@ class Answers(Protocol):
 
 @dataclass
 class Registration:
-    """One rank's registered memory, made by client session `session`."""
+    """One rank's registered memory, made by client session `session`.
+
+    `thread`: the rank's, taken until the memory is closed.
+    """
 
     seat: Seat
     session: str
     generation: int
     opened: Opened
-    unregister_tokens: list[int] = field(default_factory=list)
+    thread: RankThread
 
     @property
     def slot(self) -> Slot:
         return self.seat.engine_id, self.seat.rank
+
+
+@dataclass
+class Farewell:
+    """An unregister_kv, to be answered once all of `generations` are released."""
+
+    seat: Seat
+    token: int
+    generations: set[int]
 
 
 class Registrations:
@@ -74,8 +87,13 @@ class Registrations:
         self._last_generation = 0
         self._current: dict[Slot, Registration] = {}
         self._held: dict[int, Registration] = {}
-        self._threads: dict[Slot, RankThread] = {}
+        self._farewells: list[Farewell] = []
+        self._wishes: dict[Slot, link.RegisterKv] = {}
+        self._opening: Counter[str] = Counter()
+        self._threads = RankThreads()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._complaints = Throttle()
+        self._closing = False
 
     def current(self, engine_id: str, rank: int) -> Registration | None:
         """The registration in force for a rank."""
@@ -88,74 +106,124 @@ class Registrations:
     # What clients ask for
 
     def register(self, session: Session, message: link.RegisterKv) -> None:
-        """Begin a registration; the client hears of its end."""
-        self._spawn(self._register(session.seat, session.hello, message))
+        """Begin a registration; the client hears of its end. A rank's last wish counts."""
+        seat = session.seat
+        if self._closing:
+            self._refuse(seat, message.token, "shutting_down", "the daemon is stopping")
+            return
+        slot = seat.engine_id, seat.rank
+        self._wishes[slot] = message
+        before = self._current.get(slot)
+        if isinstance(message.memory, PoolMemory) and before and before.opened.pool_rank:
+            # The rank's share must come back before it can be lent again.
+            self._dispatch(RankLost(*slot, "registered again"))
+        self._spawn(self._register(seat, session.hello, message))
 
     def unregister(self, session: Session, message: link.UnregisterKv) -> None:
         """End a registration; answered once nobody writes to the memory any more."""
-        registration = self._current.get((session.seat.engine_id, session.seat.rank))
-        if registration is None:
-            self._answers.answer(session.seat, link.KvUnregistered(message.token))
+        seat = session.seat
+        slot = seat.engine_id, seat.rank
+        self._wishes.pop(slot, None)
+        # Earlier registrations too: a repeated message must not be answered while one drains.
+        held = {generation for generation, each in self._held.items() if each.slot == slot}
+        if not held:
+            self._answers.answer(seat, link.KvUnregistered(message.token))
             return
-        registration.unregister_tokens.append(message.token)
-        self._dispatch(RankLost(*registration.slot, "unregistered"))
+        self._farewells.append(Farewell(seat, message.token, held))
+        if slot in self._current:
+            self._dispatch(RankLost(*slot, "unregistered"))
 
     async def _register(self, seat: Seat, hello: link.Hello, message: link.RegisterKv) -> None:
-        where = {"engine_id": seat.engine_id, "rank": seat.rank}
+        slot = seat.engine_id, seat.rank
+        thread = self._threads.take(slot)
+        self._opening[seat.engine_id] += 1
         try:
             self._channels.lend(seat.engine_id, hello.world_size, message.side_channel_port)
-            opened = await self._opener.open(seat, message.memory, self._thread(seat))
+            opened = await self._opener.open(seat, message.memory, thread)
         except (PortError, RegistrationError) as error:
             code = error.code if isinstance(error, RegistrationError) else "port_taken"
-            log.warning("registration failed", code=code, error=str(error), **where)
-            answer = link.Error(code, str(error), "register_kv", message.token)
-            self._answers.answer(seat, answer)
-            self._tidy(seat)
-            return
-        self._last_generation += 1
-        registration = Registration(seat, hello.session, self._last_generation, opened)
-        engine = self._engines.get(seat.engine_id)
-        if engine is None or engine.sessions.get(seat) != hello.session:
-            log.info("registration abandoned", why="its client has left", **where)
-            await self._close(registration)
-            return
-        self._publish(registration)
-        self._answers.answer(
-            seat,
-            link.KvRegistered(
-                message.token,
-                registration.generation,
-                self._host,
-                self._channels.of(seat.engine_id)[0].port,
-                opened.layout,
-            ),
-        )
-        if engine.ready:
-            self._on_ready(seat.engine_id)
+            self._refuse(seat, message.token, code, str(error))
+            self._threads.give_back(slot)
+        except Exception:
+            log.exception("registration failed", engine_id=seat.engine_id, rank=seat.rank)
+            text = "the daemon failed to open this memory; see its log"
+            self._refuse(seat, message.token, "internal", text)
+            self._threads.give_back(slot)
+        else:
+            self._last_generation += 1
+            generation = self._last_generation
+            registration = Registration(seat, hello.session, generation, opened, thread)
+            refusal = self._why_not(registration, message)
+            if refusal is None:
+                self._publish(registration, message.token)
+            else:
+                self._refuse(seat, message.token, *refusal)
+                await self._close(registration)
+        finally:
+            self._opening[seat.engine_id] -= 1
+            if self._wishes.get(slot) is message:
+                del self._wishes[slot]
+            self._tidy(seat.engine_id)
 
-    def _publish(self, registration: Registration) -> None:
+    def _refuse(self, seat: Seat, token: int, code: str, text: str) -> None:
+        if self._complaints.passes():
+            where = {"engine_id": seat.engine_id, "rank": seat.rank}
+            log.warning("registration failed", code=code, error=text, **where)
+        self._answers.answer(seat, link.Error(code, text, "register_kv", token))
+
+    def _why_not(
+        self, registration: Registration, message: link.RegisterKv
+    ) -> tuple[str, str] | None:
+        """Why memory that could be opened is not to be registered after all."""
+        seat, groups = registration.seat, registration.opened.layout.groups
+        engine = self._engines.get(seat.engine_id)
+        if engine is None or engine.sessions.get(seat) != registration.session:
+            return "abandoned", "its client has left"
+        if self._wishes.get(registration.slot) is not message:
+            return "abandoned", "the client has unregistered, or registers something else"
+        for other in self._current.values():
+            if other.seat.engine_id != seat.engine_id or other.seat.rank == seat.rank:
+                continue
+            if other.opened.layout.groups != groups:
+                text = (
+                    f"the KV groups of rank {seat.rank} are not those of rank {other.seat.rank}; "
+                    "one request has the same blocks on every rank"
+                )
+                return "bad_layout", text
+        return None
+
+    def _publish(self, registration: Registration, token: int) -> None:
         engine_id, rank = registration.slot
         opened = registration.opened
+        metadata = side_channel.Metadata(
+            opened.te_rpc_port,
+            layer_metadata(opened.layout, opened.region_addrs),
+            progress=True,
+        )
+        encoded = side_channel.encode_metadata(metadata)
         self._held[registration.generation] = registration
         # The core first: an earlier registration of this rank ends before this one shows.
         self._dispatch(RankRegistered(engine_id, rank, registration.generation))
+        if registration.generation not in self._held:
+            self._refuse(registration.seat, token, "abandoned", "its client has left")
+            return
         self._current[registration.slot] = registration
-        channel = self._channels.of(engine_id)[rank]
-        channel.metadata = side_channel.encode_metadata(
-            side_channel.Metadata(
-                opened.te_rpc_port,
-                layer_metadata(opened.layout, opened.region_addrs),
-                progress=True,
-            )
-        )
+        channels = self._channels.of(engine_id)
+        channels[rank].metadata = encoded
         log.info(
             "registered",
             engine_id=engine_id,
             rank=rank,
             generation=registration.generation,
             source=opened.source,
-            port=channel.port,
+            port=channels[rank].port,
         )
+        answer = link.KvRegistered(
+            token, registration.generation, self._host, channels[0].port, opened.layout
+        )
+        self._answers.answer(registration.seat, answer)
+        if self._engines.by_id[engine_id].ready:
+            self._on_ready(engine_id)
 
     # What the core asks for
 
@@ -174,8 +242,8 @@ class Registrations:
 
     async def _fence(self, registration: Registration) -> None:
         memory = registration.opened.memory
-        if memory is not None:
-            await self._thread(registration.seat).run(memory.fence)
+        if memory is not None and registration.generation in self._held:
+            await registration.thread.run(memory.fence)
             self._dispatch(RankFenced(*registration.slot, registration.generation))
 
     def release(self, effect: Release) -> None:
@@ -186,27 +254,31 @@ class Registrations:
 
     async def _release(self, registration: Registration) -> None:
         await self._close(registration)
-        for token in registration.unregister_tokens:
-            self._answers.answer(registration.seat, link.KvUnregistered(token))
+        for farewell in list(self._farewells):
+            farewell.generations.discard(registration.generation)
+            if not farewell.generations:
+                self._farewells.remove(farewell)
+                self._answers.answer(farewell.seat, link.KvUnregistered(farewell.token))
         engine_id, rank = registration.slot
         log.info("released", engine_id=engine_id, rank=rank, generation=registration.generation)
 
     async def _close(self, registration: Registration) -> None:
         opened = registration.opened
-        if opened.memory is not None:
-            await self._thread(registration.seat).run(opened.memory.close)
-        if opened.pool_rank is not None:
-            Pool.give_back(opened.pool_rank)
-        self._tidy(registration.seat)
+        try:
+            if opened.memory is not None:
+                await registration.thread.run(opened.memory.close)
+            if opened.pool_rank is not None:
+                Pool.give_back(opened.pool_rank)
+        finally:
+            self._threads.give_back(registration.slot)
+            self._tidy(registration.seat.engine_id)
 
-    def _tidy(self, seat: Seat) -> None:
-        """Give back the thread and the ports that no registration needs any more."""
-        slot = seat.engine_id, seat.rank
-        held = list(self._held.values())
-        if slot in self._threads and not any(r.slot == slot for r in held):
-            self._threads.pop(slot).close()
-        if not any(r.seat.engine_id == seat.engine_id for r in held):
-            self._channels.take_back(seat.engine_id)
+    def _tidy(self, engine_id: str) -> None:
+        """Give back the ports that no registration needs any more."""
+        if not self._opening[engine_id]:
+            del self._opening[engine_id]
+            if not any(each.seat.engine_id == engine_id for each in self._held.values()):
+                self._channels.take_back(engine_id)
 
     # Shutdown
 
@@ -216,22 +288,14 @@ class Registrations:
             await self._fence(registration)
 
     async def close(self) -> None:
-        """Let go of everything."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for registration in list(self._held.values()):
-            await self._close(registration)
-        self._held.clear()
-        for thread in self._threads.values():
-            thread.close()
-
-    def _thread(self, seat: Seat) -> RankThread:
-        slot = seat.engine_id, seat.rank
-        thread = self._threads.get(slot)
-        if thread is None:
-            thread = self._threads[slot] = RankThread(f"rank-{seat.engine_id}-{seat.rank}")
-        return thread
+        """Let go of everything. What is being opened is closed once it is open."""
+        self._closing = True
+        self._wishes.clear()
+        while self._held or self._tasks:
+            while self._held:
+                _, registration = self._held.popitem()
+                await self._close(registration)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -7,6 +7,7 @@ import os
 import resource
 import secrets
 import ssl
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
@@ -59,6 +60,9 @@ class Daemon:
         self._core = Core(core_settings(config))
         self._dispatcher = Dispatcher(self._core)
         self._pool = Pool()
+        # Closed last to first, each even if another fails at it.
+        self._open = AsyncExitStack()
+        self._open.callback(self._context.term)
 
     async def start(self) -> None:
         """Allocate, bind, listen. Raises RegionError, PortError, zmq.ZMQError or OSError."""
@@ -72,6 +76,7 @@ class Daemon:
             groups, layers = config.kv.pool.groups, config.kv.pool.expanded()
             names = [f"{SHARED_PREFIX}{self.boot}-{rank}" for rank in range(config.kv.pool.ranks)]
             self._pool = Pool.create([pool_layout(groups, layers, name) for name in names])
+            self._open.callback(self._pool.close)
         self._channels = SideChannels(
             context,
             config.side_channel.bind_host,
@@ -80,6 +85,7 @@ class Daemon:
             self.dispatch,
             counters,
         )
+        self._open.callback(self._channels.close)
         self._metaserver = MetaserverClient(
             MetaserverSettings(
                 config.metaserver.connect_timeout_s,
@@ -90,7 +96,10 @@ class Daemon:
             ),
             tls_context(config.metaserver.tls),
         )
+        self._open.push_async_callback(self._metaserver.close)
         self._link = self._bind_link(context)
+        self._endpoint = self._link.endpoint
+        self._open.callback(self._link.close, _LINGER_MS)
         transfer = TransferSettings(host, config.transfer.protocol, config.transfer.device)
         self._receiver = ReceiverPath(
             core.engines, self._metaserver, self._destination, self.dispatch, counters
@@ -104,6 +113,9 @@ class Daemon:
             self._link,
             self._receiver.engine_ready,
         )
+        self._open.push_async_callback(self._registrations.close)
+        self._open.push_async_callback(self._receiver.close)
+        self._open.callback(self._dispatcher.close)
         virtual = VirtualPath(self.dispatch, virtual_delay(config))
         self._dispatcher.wire_up(self._link, self._registrations, self._receiver, virtual)
 
@@ -126,6 +138,11 @@ class Daemon:
             held = f", which {whose} holds" if whose else ""
             text = f"cannot bind {self._endpoint}{held}: {error.strerror}; change link.endpoint"
             raise OSError(error.errno, text) from None
+
+    @property
+    def endpoint(self) -> str:
+        """Where the link listens: a port, even where the configuration says `*`."""
+        return self._endpoint
 
     @property
     def in_flight(self) -> int:
@@ -153,19 +170,7 @@ class Daemon:
 
     async def close(self) -> None:
         """Let go of sockets, memory and threads. Safe after a start that failed half-way."""
-        self._dispatcher.close()
-        if hasattr(self, "_receiver"):
-            await self._receiver.close()
-        if hasattr(self, "_registrations"):
-            await self._registrations.close()
-        if hasattr(self, "_metaserver"):
-            await self._metaserver.close()
-        if hasattr(self, "_channels"):
-            self._channels.close()
-        if hasattr(self, "_link"):
-            self._link.close(_LINGER_MS)
-        self._pool.close()
-        self._context.term()
+        await self._open.aclose()
 
     # LinkHost
 

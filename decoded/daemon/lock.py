@@ -17,6 +17,8 @@ def lock_path(endpoint: str, runtime_dir: Path) -> Path:
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
         return Path(f"{rest}.lock")
+    if rest.endswith(":*"):  # a port of its own, whoever else asks for one
+        rest = f"{rest[:-1]}any-{os.getpid()}"
     return runtime_dir / f"{scheme}-{rest.replace('/', '_').replace(':', '-')}.lock"
 
 

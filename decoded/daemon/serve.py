@@ -66,7 +66,13 @@ async def _run(config: Config, endpoint: str) -> None:
         # What exists now lives as long as the daemon: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        log.info("ready", endpoint=endpoint, pid=os.getpid(), version=__version__, boot=daemon.boot)
+        log.info(
+            "ready",
+            endpoint=daemon.endpoint,
+            pid=os.getpid(),
+            version=__version__,
+            boot=daemon.boot,
+        )
         await stop.wait()
         log.info("stopping", in_flight=daemon.in_flight, shutdown_s=config.deadlines.shutdown_s)
         await daemon.drain()

@@ -90,7 +90,7 @@ class EngineLink:
         self._refusals = RefusalSender(self._router, counters)
         self._intake = Intake(self._router, host.dispatch, self.refuse, self.flush, counters)
         try:
-            self._router.bind(settings.endpoint)
+            self.endpoint = self._router.bind(settings.endpoint)
         except zmq.ZMQError:
             self._router.close()
             raise

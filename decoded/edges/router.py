@@ -81,10 +81,11 @@ class RouterSocket:
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
 
-    def bind(self, endpoint: str) -> None:
-        """Bind to `endpoint`. Raises zmq.ZMQError."""
+    def bind(self, endpoint: str) -> str:
+        """Bind; the endpoint with the port that `*` has become. Raises zmq.ZMQError."""
         self._socket.bind(endpoint)
         self._wake()
+        return self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def send(self, identity: bytes, *frames: bytes) -> bool:
         """Send to a peer. False: its queue is full. Raises Unreachable if it is not connected."""

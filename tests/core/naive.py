@@ -1,186 +1,27 @@
 """The house's rules once more, as plainly as can be: lists, scans and if-else.
 
 `Naive.step` takes what the core takes and says what the core has to do, without
-its tables, heaps, indices or counts. It keeps everything that ever happened, and
-checks what it is told of the core's effects against the raw record.
+its tables, heaps, indices or counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
-from decoded.core import CoreSettings
-from decoded.core import effects as ef
 from decoded.core import events as ev
-from decoded.core.request import RequestKey
 
-Slot = tuple[int, int]  # rank, generation
-Summary = tuple[object, ...]
-Told = tuple[str, int, str, str]  # request id, attempt, state, reason
+from .naive_lives import Lives
+from .record import House, Summary, Use
 
 
-@dataclass(eq=False)
-class Log:
-    """Everything ever reported in one log, and how far each reader is."""
-
-    number: int
-    outcomes: list[Told] = field(default_factory=list)
-    readers: dict[ev.Seat, int] = field(default_factory=dict)
-    who: dict[ev.Seat, str | None] = field(default_factory=dict)
-    trimmed: int = 0
-
-    def trim(self) -> None:
-        self.trimmed = max(self.trimmed, min(self.readers.values(), default=len(self.outcomes)))
-
-    @property
-    def kept(self) -> list[tuple[int, Told]]:
-        return [(n, o) for n, o in enumerate(self.outcomes, 1) if n > self.trimmed]
-
-
-@dataclass
-class House:
-    """One engine."""
-
-    world: int
-    log: Log
-    sessions: dict[ev.Seat, str] = field(default_factory=dict)
-    subscribed: set[ev.Seat] = field(default_factory=set)
-    last_scheduler: str | None = None
-    expect: bool = False
-    ranks: dict[int, int] = field(default_factory=dict)
-    retired: dict[Slot, list[Use]] = field(default_factory=dict)
-    open_slots: set[Slot] = field(default_factory=set)
-    seen: list[Slot] = field(default_factory=list)
-    announced: int = 0
-
-
-@dataclass(eq=False)
-class Use:
-    """One accepted submit, and all that is known of it."""
-
-    key: RequestKey
-    external: str
-    attempt: int
-    content: object
-    virtual: bool
-    log: Log
-    expires: float
-    deadline: float
-    handed: bool = False
-    deferred: bool = False
-    phase: str = "accepted"
-    ending: str = ""
-    reason: str = ""
-    ended_at: float = 0.0
-    # From here on: only once it was announced.
-    ranks: int = 0
-    generation: int = 0
-    started: float = 0.0
-    slots: list[Slot] = field(default_factory=list)
-    drained_from: float = 0.0
-    prefill: str = ""
-    prefill_ended_at: float | None = None
-    words: list[tuple[float, int, str, int, str]] = field(default_factory=list)
-
-    @property
-    def live(self) -> bool:
-        return self.phase in ("accepted", "receiving", "draining")
-
-    @property
-    def announced(self) -> bool:
-        return self.ranks > 0
-
-    def senders(self, rank: int) -> set[str]:
-        return {sender for _, at, sender, _, _ in self.words if at == rank}
-
-    def spoke(self, rank: int, *said: str) -> set[str]:
-        return {sender for _, at, sender, _, word in self.words if at == rank and word in said}
-
-    def due(self, rank: int) -> int:
-        return max((due for _, at, _, due, _ in self.words if at == rank), default=0)
-
-    def all_spoken(self) -> bool:
-        return all(
-            0 < self.due(rank) <= len(self.spoke(rank, "done", "failed"))
-            for rank in range(self.ranks)
-        )
-
-    def whole(self) -> bool:
-        """Rule 3: distinct senders, per rank, and none of them failed."""
-        return all(
-            0 < self.due(rank) <= len(self.spoke(rank, "done")) and not self.spoke(rank, "failed")
-            for rank in range(self.ranks)
-        )
-
-    def writers_gone(self) -> bool:
-        return self.all_spoken() or (self.prefill == "never" and not self.words)
-
-    def last_word(self) -> float:
-        return max((time for time, *_ in self.words), default=float("-inf"))
-
-
-class Naive:
-    """What the core is to do. `uses` are all accepted submits, oldest first."""
-
-    def __init__(self, settings: CoreSettings) -> None:
-        self.s = settings
-        self.houses: dict[str, House] = {}
-        self.uses: list[Use] = []
-        self.ended: list[Use] = []
-        self.logs = 0
-        self.shutting = False
-        self.now = 0.0
-        self.due: Counter[Summary] = Counter()
+class Naive(Lives):
+    """What the core is to do."""
 
     def step(self, event: ev.Event, now: float) -> Counter[Summary]:
         """The effects that are due, as a multiset."""
         self.now, self.due = now, Counter()
         getattr(self, f"on_{type(event).__name__}")(event)
         return self.due
-
-    # Looking things up, the slow way
-
-    def live(self, engine: str | None = None) -> list[Use]:
-        return [u for u in self.uses if u.live and engine in (None, u.key.engine_id)]
-
-    def live_at(self, key: RequestKey) -> Use | None:
-        return next((u for u in self.live() if u.key == key), None)
-
-    def handed(self, key: RequestKey, attempt: int) -> Use | None:
-        use = self.live_at(key)
-        return use if use and use.attempt == attempt and use.handed else None
-
-    def tombstone(self, key: RequestKey) -> Use | None:
-        """The last use of the key, if it is among those that are still remembered."""
-        latest: list[RequestKey] = []
-        for use in reversed(self.ended):
-            if self.now > use.ended_at + self.s.tombstone_age_s:
-                return None
-            if use.key in latest:
-                continue
-            latest.append(use.key)
-            if len(latest) > self.s.max_tombstones:
-                return None
-            if use.key == key:
-                return use
-        return None
-
-    def earlier(self, engine: str, external: str) -> Use | None:
-        """The last announced use of the external id, if it is still remembered."""
-        latest: list[tuple[str, str]] = []
-        for use in reversed(self.ended):
-            here = use.key.engine_id, use.external
-            if not use.announced or here in latest:
-                continue
-            if self.now > use.ended_at + self.s.tombstone_age_s:
-                return None
-            latest.append(here)
-            if len(latest) > self.s.max_tombstones:
-                return None
-            if here == (engine, external):
-                return use
-        return None
 
     # Sessions and registrations
 
@@ -208,10 +49,6 @@ class Naive:
         at = house.log.readers.get(seat)
         if at is not None and at < len(house.log.outcomes):
             self.due["resend", seat, at + 1] += 1
-
-    def new_log(self) -> Log:
-        self.logs += 1
-        return Log(self.logs)
 
     def on_SessionClosed(self, event: ev.SessionClosed) -> None:
         seat = event.seat
@@ -280,18 +117,6 @@ class Naive:
         self.due["fence", engine, rank, generation] += 1
         self.all_of(engine, "failed", "registration_lost", only="receiving")
         self.release(engine, house)
-
-    def release(self, engine: str, house: House) -> None:
-        for slot, users in list(house.retired.items()):
-            if not any(use.live for use in users):
-                del house.retired[slot]
-                house.open_slots.discard(slot)
-                self.due["release", engine, slot[0], slot[1]] += 1
-
-    def forget(self, engine: str) -> None:
-        house = self.houses.get(engine)
-        if house and not (house.sessions or house.ranks or house.retired or self.live(engine)):
-            del self.houses[engine]
 
     # Requests
 
@@ -489,79 +314,6 @@ class Naive:
                 self.give_up(use, "expired", "kv_not_registered")
             else:
                 self.give_up(use, "expired", "deadline")
-
-    # Endings
-
-    @property
-    def drain_s(self) -> float:
-        return self.s.transfer_timeout_s + self.s.drain_margin_s
-
-    def all_of(self, engine: str, ending: str, reason: str, only: str = "") -> None:
-        for use in self.live(engine):
-            if only in ("", use.phase):
-                self.give_up(use, ending, reason)
-
-    def give_up(self, use: Use, ending: str, reason: str) -> None:
-        if use.phase == "accepted":
-            self.end(use, ending, reason)
-        elif use.phase == "receiving":
-            use.phase, use.ending, use.reason = "draining", ending, reason
-            use.drained_from = self.now
-            use.deadline = self.last_begin(use) + self.drain_s
-            self.settle(use)
-
-    def last_begin(self, use: Use) -> float:
-        """The last moment at which a writer may begin."""
-        if use.prefill == "running":
-            return max(use.drained_from, use.started + self.s.prefill_timeout_s)
-        return max(use.drained_from, use.prefill_ended_at or 0.0)
-
-    def settle(self, use: Use) -> None:
-        """End a drain when nobody can write any more."""
-        if use.phase != "draining":
-            return
-        house = self.houses[use.key.engine_id]
-        ways_in = [g for r, g in house.open_slots if r < use.ranks and g <= use.generation]
-        if use.writers_gone() or not ways_in:
-            self.end(use, use.ending, use.reason)
-
-    def end(self, use: Use, phase: str, reason: str) -> None:
-        use.phase, use.reason, use.ended_at = phase, reason, self.now
-        self.ended.append(use)
-        self.due["report", use.key, use.attempt, phase, reason] += 1
-        self.due["stop", use.key, use.attempt] += 1
-        engine = use.key.engine_id
-        house = self.houses[engine]
-        if house.log is use.log:
-            house.log.outcomes.append((use.key.request_id, use.attempt, phase, reason))
-            house.log.trim()
-        self.release(engine, house)
-        self.forget(engine)
-
-
-def summary(effects: list[ef.Effect]) -> Counter[Summary]:
-    """The core's effects in the words of `Naive.step`."""
-    found: Counter[Summary] = Counter()
-    for effect in effects:
-        found[_summary(effect)] += 1
-    return found
-
-
-def _summary(effect: ef.Effect) -> Summary:
-    if isinstance(effect, ef.Start):
-        return "start", effect.request.key, effect.request.attempt
-    if isinstance(effect, ef.Stop):
-        return "stop", effect.request.key, effect.request.attempt
-    if isinstance(effect, ef.Report):
-        outcome = effect.outcome
-        key = effect.request.key
-        return "report", key, outcome.attempt, outcome.state.value, outcome.reason
-    if isinstance(effect, ef.Refuse):
-        return "refuse", effect.key, effect.attempt, effect.code
-    if isinstance(effect, ef.Resend):
-        return "resend", effect.seat, effect.first
-    name = "fence" if isinstance(effect, ef.Fence) else "release"
-    return name, effect.engine_id, effect.rank, effect.generation
 
 
 def _content(event: ev.Submit) -> object:

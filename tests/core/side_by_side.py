@@ -10,7 +10,8 @@ from decoded.core import effects as ef
 from decoded.core import events as ev
 from decoded.core.request import RequestKey
 
-from .naive import Naive, Use, summary
+from .naive import Naive
+from .record import Use, summary
 
 SETTINGS = CoreSettings(
     request_deadline_s=100.0,

@@ -12,7 +12,7 @@ from decoded.core import effects as ef
 from decoded.core import events as ev
 from decoded.core.request import RequestKey
 
-from .naive import Use
+from .record import Use
 from .side_by_side import ENGINES, MAX_RANKS, SideBySide
 
 engine_ids = st.sampled_from(("e1", "e1", "e2"))

@@ -15,7 +15,7 @@ import pytest
 from decoded.core import events as ev
 from decoded.core.request import RequestKey
 
-from .naive import Use
+from .record import Use
 from .side_by_side import ENGINES, SideBySide
 
 EVENTS = 3_000

@@ -24,7 +24,12 @@ log = structlog.get_logger(__name__)
 BUDGET = 512
 BUDGET_S = 0.02
 # A peer whose host has died is dropped after about 30 s + 4 * 10 s.
+# Whoever does not say that it speaks ZMTP by then, sooner.
+_HANDSHAKE_MS = 10_000
 _KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_TIMES = 30, 10, 4
+# Plain numbers: an operation on pyzmq's enums takes as long as a receive.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 OnMessage = Callable[[bytes, list[bytes]], None]
 
@@ -74,6 +79,7 @@ class RouterSocket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.BACKLOG, 1_024)
         socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
         socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_EVERY_S)
@@ -89,8 +95,12 @@ class RouterSocket:
 
     def send(self, identity: bytes, *frames: bytes) -> bool:
         """Send to a peer. False: its queue is full. Raises Unreachable if it is not connected."""
+        socket, last = self._socket, len(frames) - 1
         try:
-            self._socket.send_multipart((identity, *frames), zmq.NOBLOCK)
+            # Once the identity is taken, the frames that follow it are too.
+            socket.send(identity, _MORE)
+            for at, frame in enumerate(frames):
+                socket.send(frame, _NOBLOCK if at == last else _MORE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -137,11 +147,8 @@ class RouterSocket:
         self._draining = True
         taken, until = 0, perf_counter() + BUDGET_S
         try:
-            while taken < BUDGET and not self._paused:
-                try:
-                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
+            while taken < BUDGET and not self._paused and self._readable():
+                identity, frames = self._receive()
                 taken += 1
                 try:
                     on_message(identity, frames)
@@ -156,9 +163,24 @@ class RouterSocket:
                     self._bug("what was to be sent could not be")
         finally:
             self._draining = False
-            readable = not socket.closed and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-            if readable and not self._paused:
+            if not socket.closed and not self._paused and self._readable():
                 self._wake()
+
+    def _readable(self) -> bool:
+        """Asking costs less than the exception of a receive that finds nothing."""
+        return int(self._socket.getsockopt(_EVENTS)) & _POLLIN != 0
+
+    def _receive(self) -> tuple[bytes, list[bytes]]:
+        """The next message: who sent it, and its frames."""
+        # A `zmq.Frame` says whether more follow, which is dear to ask of the socket.
+        recv, frames = self._socket.recv, []
+        identity = recv(_NOBLOCK)
+        more = True
+        while more:
+            frame = recv(_NOBLOCK, copy=False)
+            frames.append(frame.bytes)
+            more = frame.more
+        return identity, frames
 
     def _bug(self, what: str) -> None:
         self._counters["internal_errors"] += 1

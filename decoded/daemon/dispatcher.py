@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -46,7 +47,7 @@ class Dispatcher:
         self._queue: deque[ev.Event] = deque()
         self._bugs = Throttle()
         self._running = False
-        self._flush_scheduled = False
+        self._ended: list[fx.Report] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._perform: dict[type, Callable[[Any], None]] = {}
@@ -121,13 +122,25 @@ class Dispatcher:
         return self._virtual if virtual else self._receiver
 
     def _report(self, effect: fx.Report) -> None:
-        outcome, engine_id = effect.outcome, effect.request.key.engine_id
-        self._link.outcome_ready(engine_id)
-        self._flush_soon()
+        self._link.outcome_ready(effect.request.key.engine_id)
+        self._ended.append(effect)
+        if len(self._ended) == 1:
+            self._loop.call_soon(self._after_turn)
+
+    def _after_turn(self) -> None:
+        """Send what other turns than the link's own have reported; then log, which can wait."""
+        self._link.flush()
+        ended, self._ended = self._ended, []
+        if log.is_enabled_for(logging.INFO):
+            for effect in ended:
+                self._log_end(effect)
+
+    def _log_end(self, effect: fx.Report) -> None:
+        outcome = effect.outcome
         extra = {} if outcome.state is State.DONE else {"detail": outcome.detail}
         log.info(
             "request ended",
-            engine_id=engine_id,
+            engine_id=effect.request.key.engine_id,
             request_id=outcome.request_id,
             external_id=outcome.external_id,
             attempt=outcome.attempt,
@@ -147,16 +160,6 @@ class Dispatcher:
             detail=effect.detail,
         )
         self._link.refuse(effect.key, effect.attempt, effect.code, effect.detail)
-
-    def _flush_soon(self) -> None:
-        """The link sends reports when its own turn ends; others' turns need this."""
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        self._link.flush()
 
     def _arm(self) -> None:
         """Wake for the core's next deadline; a timer that fires too early just looks again."""

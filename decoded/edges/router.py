@@ -141,9 +141,7 @@ class RouterSocket:
 
     def _drain(self) -> None:
         self._wake_scheduled = False
-        socket, on_message = self._socket, self._on_message
-        if socket.closed:
-            return
+        on_message = self._on_message
         self._draining = True
         taken, until = 0, perf_counter() + BUDGET_S
         try:
@@ -154,21 +152,29 @@ class RouterSocket:
                     on_message(identity, frames)
                 except Exception:  # noqa: BLE001 - logged and counted
                     self._bug("a message could not be handled")
-                if perf_counter() > until:
+                if taken == 1:
+                    # A message that comes alone is answered before anything else is looked at.
+                    self._finish_batch()
+                elif perf_counter() > until:
                     break
-            if self._after_batch is not None:
-                try:
-                    self._after_batch()
-                except Exception:  # noqa: BLE001 - logged and counted
-                    self._bug("what was to be sent could not be")
+            if taken > 1:
+                self._finish_batch()
+                if not self._paused and self._readable():
+                    self._wake()
         finally:
             self._draining = False
-            if not socket.closed and not self._paused and self._readable():
-                self._wake()
+
+    def _finish_batch(self) -> None:
+        if self._after_batch is not None:
+            try:
+                self._after_batch()
+            except Exception:  # noqa: BLE001 - logged and counted
+                self._bug("what was to be sent could not be")
 
     def _readable(self) -> bool:
         """Asking costs less than the exception of a receive that finds nothing."""
-        return int(self._socket.getsockopt(_EVENTS)) & _POLLIN != 0
+        socket = self._socket
+        return not socket.closed and int(socket.getsockopt(_EVENTS)) & _POLLIN != 0
 
     def _receive(self) -> tuple[bytes, list[bytes]]:
         """The next message: who sent it, and its frames."""

@@ -127,9 +127,12 @@ Memory = SharedMemory | TransferMemory
 
 def register(client: BareClient, memory: Any, token: int = 1, **fields: Any) -> wire.KvRegistered:
     client.send(wire.RegisterKv(token, memory, **fields))
-    answer = client.expect(wire.KvRegistered, timeout_s=WAIT_S)
-    assert answer.token == token
-    return answer
+    while True:
+        answer = client.receive(timeout_s=WAIT_S)
+        assert not isinstance(answer, wire.Error), answer
+        if isinstance(answer, wire.KvRegistered):
+            assert answer.token == token
+            return answer
 
 
 def refused(client: BareClient, memory: Any, token: int = 1, **fields: Any) -> wire.Error:

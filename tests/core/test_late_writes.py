@@ -172,6 +172,16 @@ def test_a_fence_around_another_registration_does_not_end_a_drain() -> None:
     assert d.outcome().state is State.FAILED
 
 
+def test_ranks_that_a_request_does_not_use_need_no_fence() -> None:
+    d = Driver()
+    d.open(2)
+    d.submit()
+    d.send(ev.Started(key(), 1, 1, d.generation))
+    d.cancel()
+    d.send(ev.RankFenced(ENGINE, 0, 1))
+    assert d.outcome().state is State.CANCELLED
+
+
 def test_a_newer_registration_does_not_wait_for_requests_of_the_older() -> None:
     d = Driver()
     d.open()

@@ -61,5 +61,13 @@ def test_a_story_tells_that_a_request_was_held() -> None:
     assert [what for _, what, _ in story(d)] == ["accepted", "held", "receiving"]
 
 
+def test_a_story_tells_that_the_prefill_went_out_of_sight() -> None:
+    d = Driver()
+    d.open()
+    d.begin()
+    d.prefill_ended(ok=False, over=False)
+    assert story(d)[2:] == [(0, "prefill out of sight", "HTTP")]
+
+
 def test_an_unknown_request_has_no_story() -> None:
     assert Driver().core.story(key()) == []

@@ -214,7 +214,8 @@ class EngineLink:
             generation=self._host.generation(seat, hello.session),
         )
         self._send(identity, welcome)
-        log.info("session opened", engine_id=seat.engine_id, role=seat.role, rank=seat.rank)
+        if here is None:
+            log.info("session opened", engine_id=seat.engine_id, role=seat.role, rank=seat.rank)
 
     def _take_over(self, there: Session) -> None:
         """Another client wants a taken seat: it gets it only if the one there is gone."""

@@ -54,7 +54,7 @@ class Opener:
         try:
             if isinstance(memory, TransferMemory):
                 return _advertised(memory)
-            check_wheel()
+            await thread.run(check_wheel)  # reads many small files
             if isinstance(memory, SharedMemory):
                 return await self._shared(memory, thread)
             return await self._pooled(seat, memory, thread)

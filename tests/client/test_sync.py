@@ -193,12 +193,10 @@ def test_a_seat_is_free_after_close(daemon: DaemonProcess) -> None:
 
 
 def test_a_wrong_world_size_reaches_the_caller(daemon: DaemonProcess) -> None:
-    with (
-        Client(daemon.endpoint, "engine", world_size=1) as scheduler,
-        Client(daemon.endpoint, "engine", "worker", 1, 2) as worker,
-    ):
+    with Client(daemon.endpoint, "engine", world_size=1) as scheduler:
         scheduler.wait_connected()
-        with pytest.raises(WorldSizeMismatch):
+        worker = Client(daemon.endpoint, "engine", "worker", 1, 2)
+        with worker, pytest.raises(WorldSizeMismatch):
             worker.wait(PATIENT_S)
 
 

@@ -67,7 +67,9 @@ def test_due_comes_in_order_of_time_whatever_was_moved_cleared_and_swept(
         deadlines.clear(requests[number])
         wanted.pop(number, None)
     deadlines.sweep(live=-1_024)
-    assert len(deadlines) == len(wanted)
+    # A deadline that was moved away and back has two entries; they fire once.
+    current = [when for number, when in moves if wanted.get(number) == when]
+    assert len(wanted) <= len(deadlines) <= len(current)
     assert deadlines.next() == min(wanted.values(), default=None)
     fired = [(int(due.external_id), wanted[int(due.external_id)]) for due in deadlines.due(50.0)]
     assert sorted(fired) == sorted(wanted.items())

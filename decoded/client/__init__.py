@@ -24,8 +24,8 @@ from .errors import (
     WorldSizeMismatch,
 )
 from .outcomes import Outcome
+from .pacing import Limits
 from .registration import Registration
-from .session import Limits
 from .sync import Client
 
 __all__ = [

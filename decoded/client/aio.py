@@ -21,8 +21,9 @@ from . import errors
 from .driver import Driver
 from .identity import Role, make_hello
 from .outcomes import Outcome
+from .pacing import Limits
 from .registration import Registration
-from .session import Answer, Limits
+from .session import Answer
 from .submissions import prepare
 
 

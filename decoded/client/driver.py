@@ -8,7 +8,8 @@ from decoded.wire.link import Hello
 
 from .dealer import Dealer
 from .outcomes import Outcome
-from .session import Answer, Limits, Session
+from .pacing import Limits
+from .session import Answer, Session
 
 
 class Driver:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from decoded.wire.link import Acknowledge, Finished, OutcomeItem
+from decoded.wire.link import Acknowledge, Finished, OutcomeItem, Refusal
 
 State = Literal["done", "failed", "cancelled", "expired", "refused"]
 
@@ -39,6 +39,24 @@ class Outcome(msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         """True if the KV is whole."""
         return self.state == "done"
+
+
+def reported(item: OutcomeItem) -> Outcome:
+    """The outcome in a `finished` message."""
+    return Outcome(
+        item.request_id,
+        item.external_id,
+        item.attempt,
+        item.state,
+        item.reason,
+        item.detail,
+        item.elapsed_s,
+    )
+
+
+def refused(item: Refusal, external_id: str) -> Outcome:
+    """The outcome that a refusal is."""
+    return Outcome(item.request_id, external_id, item.attempt, "refused", item.reason, item.detail)
 
 
 class Gap(Exception):

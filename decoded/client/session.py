@@ -20,19 +20,17 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from decoded.wire import link
 from decoded.wire.layout import KvMemory
 
 from . import errors
-from .outcomes import Gap, Key, LogReader, Outcome
+from .outcomes import Gap, Key, LogReader, Outcome, refused, reported
+from .pacing import Limits, Pace
 from .registration import RETRIED, Registration, Wish
-from .submissions import Pending, Prepared, cancel_frames, submit_frames
+from .submissions import Outbox, Pending, Prepared
 
 Answer = Registration | dict[str, Any] | errors.ClientError | None
 """What a call got: `register` a Registration, `unregister` None, `status` a dict, or an error."""
-
 
 MAX_UNACKNOWLEDGED = 256
 """So many outcomes are acknowledged at once."""
@@ -45,26 +43,6 @@ class Phase(enum.Enum):
     GREETING = "waiting for the daemon's welcome"
     UP = "connected"
     OVER = "closed"
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a session keeps, in counts, and how long it waits, in seconds.
-
-    `max_pending`: submissions without an outcome. `remember`: ids handed out, kept to
-    tell what a restarted daemon reports again. `welcome_s`: for the answer to hello.
-    `backoff_s` doubles up to `max_backoff_s`, each wait shortened at random by up to
-    half. `patience_s`: how long a seat that is taken, or a registration that is lost,
-    is tried for before callers get the error. `acknowledge_s`: how long an acknowledgement
-    may be saved up: one for each outcome would compete with the requests that follow it.
-    """
-
-    max_pending: int = 1 << 18
-    remember: int = 1 << 14
-    welcome_s: float = 5.0
-    backoff_s: float = 0.1
-    max_backoff_s: float = 2.0
-    patience_s: float = 30.0
-    acknowledge_s: float = 0.02
 
 
 class Session:
@@ -89,21 +67,17 @@ class Session:
         self.fatal: errors.ClientError | None = None
         """Why it gave up."""
         self.connections = 0
-        self.pending = Pending(self.limits.max_pending)
-        self._jitter = jitter
+        self._outbox = Outbox(self.limits.max_pending, keep=hello.subscribe)
+        self._pace = Pace(self.limits, jitter)
         self._reader = LogReader(self.limits.remember)
         self._wish = Wish()
         self._disown = False
         self._calls: dict[int, link.FromClient] = {}
         self._tokens = itertools.count(1)
-        self._failures = 0
-        self._trouble_since: float | None = None
         self._connect_at = float("-inf")
         self._up_since = self._heard_at = self._due_at = 0.0
         self._heartbeat_s, self._timeout_s = 1.0, 10.0
         self._frames: list[bytes] = []
-        self._to_submit: list[Prepared] = []
-        self._to_cancel: list[Key] = []
         self._outcomes: list[Outcome] = []
         self._acknowledge_at: float | None = None
         self._unacknowledged: set[Key] = set()
@@ -117,6 +91,11 @@ class Session:
         return self.phase is Phase.UP
 
     @property
+    def pending(self) -> Pending:
+        """What has no outcome yet."""
+        return self._outbox.pending
+
+    @property
     def registration(self) -> Registration | None:
         """What the daemon served last for this rank."""
         return self._wish.current
@@ -126,22 +105,18 @@ class Session:
         the session is over.
         """
         self._check_alive()
-        self.pending.add(submissions)
+        self._outbox.submit(submissions)
         if not self._unacknowledged.isdisjoint(one.key for one in submissions):
             # An ended attempt whose outcome is not acknowledged would make the daemon
             # take a new request of the same id for a repeat.
             self._acknowledge()
-        if self.phase is Phase.UP:
-            self._to_submit += submissions
 
     def cancel(self, request_id: str, attempt: int | None = None) -> None:
         """Ask for a request's blocks; without effect if it has its outcome already."""
         self._check_alive()
-        keys = self.pending.cancel(request_id, attempt)
-        if self.phase is Phase.UP:
-            self._to_cancel += keys
-            if not keys and not self.hello.subscribe:
-                self._send(link.Cancel([link.Cancellation(request_id, attempt)]))
+        known = self._outbox.cancel(request_id, attempt)
+        if not known and not self.hello.subscribe and self.phase is Phase.UP:
+            self._send(link.Cancel([link.Cancellation(request_id, attempt)]))
 
     def register(self, memory: KvMemory, side_channel_port: int | None = None) -> int:
         """Have this rank's memory served from now on. Returns the call's token.
@@ -177,7 +152,7 @@ class Session:
         """Leave for good; the daemon gives up what this client had."""
         if self.phase is Phase.UP:
             self._acknowledge()
-            self._frames += [*self._queued(), link.encode(link.Bye())]
+            self._frames += [*self._outbox.frames(), link.encode(link.Bye())]
         self._end(errors.ClientClosed("the client is closed"))
 
     # What the shell does
@@ -207,7 +182,7 @@ class Session:
                 self._end(errors.ProtocolFault(error.code, f"the daemon sent: {error}"))
             return
         if self.phase is Phase.UP and now - self._up_since >= self._heartbeat_s:
-            self._failures = 0
+            self._pace.failures = 0
         if isinstance(message, link.Finished):
             self._finished(message, now)
         elif isinstance(message, link.Refused):
@@ -271,8 +246,8 @@ class Session:
     def take_frames(self) -> list[bytes]:
         """What to send, in order."""
         frames, self._frames = self._frames, []
-        if self._to_submit or self._to_cancel:
-            frames += self._queued()
+        if self.phase is Phase.UP:
+            frames += self._outbox.frames()
         return frames
 
     def no_answer(self, what: str, endpoint: str, timeout_s: float) -> errors.NoAnswer:
@@ -286,40 +261,27 @@ class Session:
     def _greet(self, now: float) -> None:
         self.phase = Phase.GREETING
         self._due_at = now + self.limits.welcome_s
-        self._to_submit.clear()
-        self._to_cancel.clear()
         self._send(self.hello)
 
     def _greet_again(self, now: float, problem: errors.ClientError) -> None:
         """The daemon knows nothing of us, or we of it: at once, but not in a circle."""
-        if self._failures == 0:
-            self._failures = 1
+        if self._pace.failures == 0:
+            self._pace.failures = 1
             self._greet(now)
         else:
             self._down(now, problem)
 
     def _down(self, now: float, problem: errors.ClientError) -> None:
-        limits = self.limits
+        pace = self._pace
+        said_no = isinstance(problem, errors.DaemonError)
         self.phase, self.problem = Phase.WAITING, problem
         self._frames.clear()
-        self._to_submit.clear()
-        self._to_cancel.clear()
-        said_no = isinstance(problem, errors.DaemonError)
-        self._connect_at = now + self._backoff() if self._failures or said_no else now
-        self._failures += 1
+        self._connect_at = now + pace.wait() if pace.failures or said_no else now
+        pace.failures += 1
         if not said_no:
-            self._trouble_since = None
-        elif self._trouble_since is None:
-            self._trouble_since = now
-        elif now - self._trouble_since >= limits.patience_s:
+            pace.accepted()
+        elif pace.refused(now):
             self._end(problem)
-
-    def _backoff(self) -> float:
-        limits = self.limits
-        wait: float = min(
-            limits.backoff_s * 2.0 ** min(max(self._failures - 1, 0), 30), limits.max_backoff_s
-        )
-        return wait * (1 - self._jitter() / 2)
 
     def _welcomed(self, message: link.Welcome, now: float) -> None:
         if self.phase is not Phase.GREETING:
@@ -330,7 +292,8 @@ class Session:
             self._end(errors.UnsupportedProtocol("unsupported_protocol", text))
             return
         self.phase, self.welcome = Phase.UP, message
-        self.problem = self._trouble_since = None
+        self.problem = None
+        self._pace.accepted()
         self._heartbeat_s = max(message.heartbeat_s, 0.01)
         self._timeout_s = max(message.timeout_s, 0.01)
         self._up_since = now
@@ -345,8 +308,7 @@ class Session:
         for call in self._calls.values():
             if isinstance(call, link.UnregisterKv):
                 self._send(call)
-        self._to_submit = list(self.pending)
-        self._to_cancel = list(self.pending.cancelled)
+        self._outbox.again()
 
     # What the daemon says
 
@@ -366,38 +328,19 @@ class Session:
             known = self.pending.pop(key) is not None if submits else self._reader.first_time(key)
             if known:
                 self._unacknowledged.add(key)
-                self._outcomes.append(
-                    Outcome(
-                        item.request_id,
-                        item.external_id,
-                        item.attempt,
-                        item.state,
-                        item.reason,
-                        item.detail,
-                        item.elapsed_s,
-                    )
-                )
+                self._outcomes.append(reported(item))
 
     def _refused(self, message: link.Refused) -> None:
         for item in message.requests:
             one = self.pending.pop(Key(item.request_id, item.attempt))
             if one is not None or not self.hello.subscribe:
-                external_id = "" if one is None else one.external_id
-                self._outcomes.append(
-                    Outcome(
-                        item.request_id,
-                        external_id,
-                        item.attempt,
-                        "refused",
-                        item.reason,
-                        item.detail,
-                    )
-                )
+                self._outcomes.append(refused(item, "" if one is None else one.external_id))
 
     def _registered(self, message: link.KvRegistered) -> None:
         if message.token == self._wish.token and self.welcome is not None:
             if isinstance(self.problem, errors.RegistrationFailed):
-                self.problem = self._trouble_since = None
+                self.problem = None
+                self._pace.accepted()
             self._answer(message.token, self._wish.came_true(message, self.welcome.boot))
 
     def _error(self, message: link.Error, now: float) -> None:
@@ -417,15 +360,15 @@ class Session:
     def _registration_failed(self, token: int, error: errors.DaemonError, now: float) -> None:
         """A first registration fails its call; one that the daemon had is tried again."""
         first = token in self._calls
-        since = self._trouble_since if self._trouble_since is not None else now
         passing = error.code in RETRIED and (self._wish.repeated or not first)
-        if passing and now - since < self.limits.patience_s:
-            self._trouble_since, self.problem = since, error
-            self._wish.retry_at = now + max(self._backoff(), self.limits.backoff_s)
+        if passing and not self._pace.refused(now):
+            self.problem = error
+            self._wish.retry_at = now + max(self._pace.wait(), self.limits.backoff_s)
             return
         self._wish.drop()
         if first:
-            self.problem = self._trouble_since = None
+            self.problem = None
+            self._pace.accepted()
             self._answer(token, error)
         else:
             self._end(error)
@@ -452,18 +395,6 @@ class Session:
         """Take back a registration that nobody waited for."""
         self._disown = False
         self._send(link.UnregisterKv(next(self._tokens)))
-
-    def _queued(self) -> list[bytes]:
-        """Frames of what was submitted and cancelled since the last ones."""
-        still = [one for one in self._to_submit if self.pending.get(one.key) is one]
-        frames = list(submit_frames(still))
-        frames += cancel_frames(key for key in self._to_cancel if key in self.pending)
-        self._to_submit, self._to_cancel = [], []
-        if not self.hello.subscribe:
-            # Nobody will tell this client how they end.
-            for one in still:
-                self.pending.pop(one.key)
-        return frames
 
     # Calls
 

@@ -145,3 +145,46 @@ class Pending:
         else:
             del self._attempts[key.request_id]
         return one
+
+
+class Outbox:
+    """What is pending, and what of it has yet to go out on the present connection.
+
+    `keep`: False for a client that hears of no outcomes, so that nothing stays pending
+    once it was sent.
+    """
+
+    def __init__(self, limit: int, keep: bool) -> None:
+        self.pending = Pending(limit)
+        self._keep = keep
+        self._to_submit: list[Prepared] = []
+        self._to_cancel: list[Key] = []
+
+    def submit(self, submissions: Sequence[Prepared]) -> None:
+        """Take all or none, to be sent. Raises like `Pending.add`."""
+        self.pending.add(submissions)
+        self._to_submit += submissions
+
+    def cancel(self, request_id: str, attempt: int | None) -> bool:
+        """Cancel what is pending of a request; False if nothing is."""
+        keys = self.pending.cancel(request_id, attempt)
+        self._to_cancel += keys
+        return bool(keys)
+
+    def again(self) -> None:
+        """A new connection: everything is to be sent."""
+        self._to_submit = list(self.pending)
+        self._to_cancel = list(self.pending.cancelled)
+
+    def frames(self) -> list[bytes]:
+        """Frames of what is to be sent, submits before cancels; counts as sent."""
+        if not self._to_submit and not self._to_cancel:
+            return []
+        still = [one for one in self._to_submit if self.pending.get(one.key) is one]
+        frames = list(submit_frames(still))
+        frames += cancel_frames(key for key in self._to_cancel if key in self.pending)
+        self._to_submit, self._to_cancel = [], []
+        if not self._keep:
+            for one in still:
+                self.pending.pop(one.key)
+        return frames

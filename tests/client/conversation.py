@@ -6,7 +6,8 @@ from typing import Any
 
 from decoded.client.identity import make_hello
 from decoded.client.outcomes import Outcome
-from decoded.client.session import Answer, Limits, Session
+from decoded.client.pacing import Limits
+from decoded.client.session import Answer, Session
 from decoded.wire import link
 
 

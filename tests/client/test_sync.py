@@ -244,7 +244,7 @@ def test_close_ends_a_wait_in_another_thread(tmp_path: Any) -> None:
     client = Client(f"ipc://{tmp_path}/nobody.sock", "engine")
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(client.wait) for _ in range(2)]
-        while client._reader is None:
+        while client._io._reader is None:
             os.sched_yield()
         client.close()
         for wait in waits:
@@ -299,14 +299,27 @@ def test_a_forked_child_is_told(daemon: DaemonProcess) -> None:
         assert len(collect(client, 1)) == 1
 
 
-def test_an_unclosed_client_says_good_bye_at_exit(daemon: DaemonProcess) -> None:
+@pytest.mark.parametrize("keep", ["client = ", ""])
+def test_an_unclosed_client_says_good_bye_at_exit(daemon: DaemonProcess, keep: str) -> None:
     code = (
         "import sys; from decoded.client import Client\n"
-        "Client(sys.argv[1], 'engine').wait_connected()\n"
+        f"{keep}Client(sys.argv[1], 'engine'){'' if keep else '.wait_connected()'}\n"
+        f"{'client.wait_connected()' if keep else ''}\n"
     )
     subprocess.run([sys.executable, "-c", code, daemon.endpoint], check=True, timeout=30)
     assert daemon.status()["sessions"] == 0
     assert "said bye" in daemon.log
+
+
+def test_a_dropped_client_gives_its_seat_back(daemon: DaemonProcess) -> None:
+    client = Client(daemon.endpoint, "engine")
+    client.wait_connected()
+    thread = client._io._thread
+    del client
+    thread.join(PATIENT_S)
+    assert not thread.is_alive()
+    with Client(daemon.endpoint, "engine") as another:
+        another.wait_connected()
 
 
 def test_a_defect_in_the_i_o_is_raised_by_the_next_calls(

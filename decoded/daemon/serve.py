@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import resource
 import signal
@@ -24,6 +23,7 @@ from decoded.kv.regions import RegionError
 from decoded.receiver.ports import PortError
 
 from .daemon import Daemon
+from .garbage import Collector
 from .lock import EndpointLock, LockError, lock_path
 
 log = structlog.get_logger(__name__)
@@ -63,9 +63,7 @@ async def _run(config: Config, endpoint: str) -> None:
     daemon = Daemon(config, endpoint)
     try:
         await daemon.start()
-        # What exists now lives as long as the daemon: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
+        collector = Collector(lambda: daemon.in_flight)
         log.info(
             "ready",
             endpoint=daemon.endpoint,
@@ -76,6 +74,7 @@ async def _run(config: Config, endpoint: str) -> None:
         await stop.wait()
         log.info("stopping", in_flight=daemon.in_flight, shutdown_s=config.deadlines.shutdown_s)
         await daemon.drain()
+        collector.close()
     finally:
         await daemon.close()
     log.info("stopped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import reasons
 from .engines import Engine
-from .events import Seat, Submit
+from .events import Submit
 from .ledger import Ledger
 from .request import Request
 from .settings import CoreSettings
@@ -21,8 +21,7 @@ def is_repeat(event: Submit, engine: Engine, ledger: Ledger) -> bool:
     if live is not None:
         mine = live.log == engine.log.log and live.attempt == event.attempt
         return mine and _same(live, event)
-    scheduler = Seat(engine.engine_id, "scheduler", 0)
-    return engine.log.awaits(scheduler, event.key.request_id, event.attempt)
+    return engine.log.awaits(engine.scheduler, event.key.request_id, event.attempt)
 
 
 def why_refused(

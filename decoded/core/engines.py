@@ -31,6 +31,10 @@ class Engine:
     newest: dict[int, int] = field(default_factory=dict)
     announced: int = 0
     live: int = 0
+    scheduler: Seat = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Seat(self.engine_id, "scheduler", 0)
 
     @property
     def ready(self) -> bool:
@@ -85,7 +89,7 @@ class Engine:
         readers: dict[Seat, str | None] = {
             seat: session for seat, session in self.sessions.items() if seat in self.subscribers
         }
-        if self.expect_workers and Seat(self.engine_id, "scheduler", 0) in self.sessions:
+        if self.expect_workers and self.scheduler in self.sessions:
             for rank in range(self.world_size):
                 seat = Seat(self.engine_id, "worker", rank)
                 readers[seat] = self.sessions.get(seat)

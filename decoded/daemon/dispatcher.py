@@ -115,7 +115,7 @@ class Dispatcher:
 
     def _stop(self, effect: fx.Stop) -> None:
         self._path(effect.request.virtual).stop(effect.request)
-        if not self.core.ledger.live:
+        if self.core.shutting_down and not self.core.ledger.live:
             self.idle.set()
 
     def _path(self, virtual: bool) -> Path:

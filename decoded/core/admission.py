@@ -10,6 +10,22 @@ from .request import Request
 from .settings import CoreSettings
 
 
+def plainly_new(
+    event: Submit, engine: Engine, ledger: Ledger, settings: CoreSettings, shutting_down: bool
+) -> bool:
+    """True where nothing is known that `is_repeat` or `why_refused` would have to look into."""
+    key, log = event.key, engine.log
+    return (
+        key not in ledger.live
+        and (key.engine_id, event.external_id) not in ledger.by_external
+        and key not in ledger.tombstones
+        and not log.remembers(key.request_id)
+        and not shutting_down
+        and len(ledger.live) < settings.max_requests
+        and len(log) < settings.max_unacknowledged
+    )
+
+
 def is_repeat(event: Submit, engine: Engine, ledger: Ledger) -> bool:
     """True for a submit that was taken before: the client resends what has no outcome yet.
 

@@ -16,13 +16,14 @@ class Ledger:
 
     `tombstones`: the last use of each internal id. `announced`: the last use of each
     external id that producers were told of; uses that never got that far do not
-    replace it, for its senders may still speak. Both oldest first and bounded.
+    replace it, for its senders may still speak. Both oldest first and bounded. `age_at`: when
+    `age` next has something to do.
     """
 
     def __init__(self, max_tombstones: int, tombstone_age_s: float) -> None:
         self._max_tombstones = max_tombstones
         self._tombstone_age_s = tombstone_age_s
-        self._age_again_at = math.inf
+        self.age_at = math.inf
         self.live: dict[RequestKey, Request] = {}
         self.by_external: dict[ExternalKey, Request] = {}
         self.tombstones: OrderedDict[RequestKey, Request] = OrderedDict()
@@ -61,7 +62,7 @@ class Ledger:
         request.params = {}
         self.tombstones.pop(request.key, None)
         self.tombstones[request.key] = request
-        self._age_again_at = min(self._age_again_at, request.ended_at + self._tombstone_age_s)
+        self.age_at = min(self.age_at, request.ended_at + self._tombstone_age_s)
         if len(self.tombstones) > self._max_tombstones:
             self.tombstones.popitem(last=False)
         if request.announced:
@@ -72,13 +73,11 @@ class Ledger:
 
     def age(self, now: float) -> None:
         """Forget what ended too long ago."""
-        if now < self._age_again_at:
-            return
-        self._age_again_at = math.inf
+        self.age_at = math.inf
         for ended in (self.tombstones, self.announced):
             while ended:
                 until = next(iter(ended.values())).ended_at + self._tombstone_age_s
                 if now <= until:
-                    self._age_again_at = min(self._age_again_at, until)
+                    self.age_at = min(self.age_at, until)
                     break
                 ended.popitem(last=False)

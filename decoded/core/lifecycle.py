@@ -150,5 +150,5 @@ class Lifecycle:
             for users in engine.retiring.values():
                 users.discard(request.key)
             self.release_unused(engine)
-        if not engine.live:
+        if not (engine.live or engine.sessions):
             self.engines.forget_if_idle(engine)

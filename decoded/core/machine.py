@@ -12,7 +12,7 @@ from typing import Any
 
 from . import events as ev
 from . import reasons
-from .admission import is_repeat, why_refused
+from .admission import is_repeat, plainly_new, why_refused
 from .effects import Effect, Fence, Refuse, Release, Resend
 from .engines import Engine
 from .invariants import violations
@@ -62,7 +62,8 @@ class Core:
         """Take one event at time `now` (monotonic, s); return what is to be done, in order."""
         effects: list[Effect] = []
         self._life.effects = effects
-        self.ledger.age(now)
+        if now >= self.ledger.age_at:
+            self.ledger.age(now)
         self._handlers[type(event)](event, now)
         return effects
 
@@ -162,13 +163,15 @@ class Core:
             detail = f"engine {event.key.engine_id} has no session; say hello first"
             self._refuse(event, reasons.UNKNOWN_ENGINE, detail)
             return
-        if is_repeat(event, engine, self.ledger):
-            self.counters["repeated_submit"] += 1
-            return
-        refusal = why_refused(event, engine, self.ledger, self.settings, self.shutting_down)
-        if refusal is not None:
-            self._refuse(event, *refusal)
-            return
+        known = engine, self.ledger, self.settings, self.shutting_down
+        if not plainly_new(event, *known):
+            if is_repeat(event, engine, self.ledger):
+                self.counters["repeated_submit"] += 1
+                return
+            refusal = why_refused(event, *known)
+            if refusal is not None:
+                self._refuse(event, *refusal)
+                return
         limit = self.settings.request_deadline_s
         timeout = limit if event.timeout_s is None else min(event.timeout_s, limit)
         request = Request(

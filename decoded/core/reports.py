@@ -77,6 +77,10 @@ class ReportLog:
                 self._trim()
         return True
 
+    def remembers(self, request_id: str) -> bool:
+        """Whether an outcome of that request is kept."""
+        return request_id in self._newest
+
     def last_attempt(self, request_id: str) -> int:
         """The attempt of the newest kept outcome of that request, 0 without one."""
         return self._newest.get(request_id, (0, 0))[0]

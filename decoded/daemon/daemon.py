@@ -59,6 +59,8 @@ class Daemon:
         self._started_at = self._loop.time()
         self._core = Core(core_settings(config))
         self._dispatcher = Dispatcher(self._core)
+        # Every event comes this way; a method in between would be paid for each time.
+        self.dispatch = self._dispatcher.dispatch
         self._pool = Pool()
         # Closed last to first, each even if another fails at it.
         self._open = AsyncExitStack()
@@ -173,9 +175,6 @@ class Daemon:
         await self._open.aclose()
 
     # LinkHost
-
-    def dispatch(self, event: ev.Event) -> None:
-        self._dispatcher.dispatch(event)
 
     def register_kv(self, session: Session, message: wire.RegisterKv) -> None:
         self._registrations.register(session, message)

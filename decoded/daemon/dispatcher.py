@@ -24,7 +24,8 @@ log = structlog.get_logger("decoded.requests")
 class Link(Protocol):
     """What the dispatcher asks of the engine link."""
 
-    def outcome_ready(self, engine_id: str) -> None: ...
+    @property
+    def outcome_ready(self) -> Callable[[str], None]: ...
     def resend(self, seat: ev.Seat, first: int) -> None: ...
     def refuse(self, key: RequestKey, attempt: int, code: str, detail: str) -> None: ...
     def flush(self) -> None: ...
@@ -48,6 +49,7 @@ class Dispatcher:
         self._bugs = Throttle()
         self._running = False
         self._ended: list[fx.Report] = []
+        self._turn_ends = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._perform: dict[type, Callable[[Any], None]] = {}
@@ -55,6 +57,7 @@ class Dispatcher:
     def wire_up(self, link: Link, memory: Memory, receiver: Path, virtual: Path) -> None:
         """Say who carries out effects."""
         self._link = link
+        self._outcome_ready = link.outcome_ready
         self._receiver = receiver
         self._virtual = virtual
         self._perform = {
@@ -67,15 +70,15 @@ class Dispatcher:
             fx.Release: memory.release,
         }
 
-    def dispatch(self, event: ev.Event) -> None:
-        """Handle `event` and whatever follows from it in this turn.
+    def dispatch(self, *events: ev.Event) -> None:
+        """Handle `events` and whatever follows from them in this turn.
 
         An event that arises while another is handled waits for its end. What raises is a
         bug: it is logged and counted as `internal_errors`, and the other events and
         effects are carried out all the same. A request whose path could not start fails.
         """
         queue = self._queue
-        queue.append(event)
+        queue.extend(events)
         if self._running:
             return
         self._running = True
@@ -95,7 +98,9 @@ class Dispatcher:
                         self._bug("an effect could not be carried out", type(effect))
         finally:
             self._running = False
-        self._arm()
+        if not self._turn_ends:
+            self._turn_ends = True
+            self._loop.call_soon(self._after_turn)
 
     def _bug(self, what: str, kind: type) -> None:
         self.core.counters["internal_errors"] += 1
@@ -122,13 +127,14 @@ class Dispatcher:
         return self._virtual if virtual else self._receiver
 
     def _report(self, effect: fx.Report) -> None:
-        self._link.outcome_ready(effect.request.key.engine_id)
+        self._outcome_ready(effect.request.key.engine_id)
         self._ended.append(effect)
-        if len(self._ended) == 1:
-            self._loop.call_soon(self._after_turn)
 
     def _after_turn(self) -> None:
-        """Send what other turns than the link's own have reported; then log, which can wait."""
+        """What one turn's events leave to be done once: wake in time, send, and log at last."""
+        self._turn_ends = False
+        self._arm()
+        # The link has sent what its own turn reported; other turns have not.
         self._link.flush()
         ended, self._ended = self._ended, []
         if log.is_enabled_for(logging.INFO):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 EVERY_S = 30.0
 FEW = 1_000
 
-_YOUNG, _MIDDLE, _NEVER = 2_000, 10, 1_000_000
+_YOUNG, _MIDDLE, _NEVER = 10_000, 50, 1_000_000
 
 
 class Collector:

@@ -36,7 +36,7 @@ class Intake:
     def __init__(
         self,
         router: RouterSocket,
-        dispatch: Callable[[ev.Event], None],
+        dispatch: Callable[..., None],
         refuse: Refuse,
         flush: Callable[[], None],
         counters: Counter[str],
@@ -53,56 +53,60 @@ class Intake:
         """Raises WireError if the session may not submit."""
         if session.seat.role != "scheduler":
             raise wire.WireError("wrong_role", "only a scheduler submits", "submit")
-        self._take(partial(self._submit, session), iter(message.requests))
+        self._take(partial(self._submits, session), iter(message.requests))
 
     def cancel(self, session: Session, message: wire.Cancel) -> None:
         """Raises WireError if the session may not cancel."""
         if session.seat.role != "scheduler":
             raise wire.WireError("wrong_role", "only a scheduler cancels", "cancel")
-        self._take(partial(self._cancel, session), iter(message.requests))
+        self._take(partial(self._cancels, session), iter(message.requests))
 
-    def _submit(self, session: Session, item: wire.Submission) -> None:
-        key = RequestKey(session.seat.engine_id, item.request_id)
-        params = item.kv_transfer_params or {}
-        marked = params.get("do_virtual")
-        if marked is not None and not isinstance(marked, bool):
-            text = "kv_transfer_params.do_virtual is true, false, null or absent"
-            self._refuse(key, item.attempt, "invalid", text)
-            return
-        self._dispatch(
-            ev.Submit(
-                key,
-                item.external_id,
-                item.attempt,
-                tuple([array("q", ids) for ids in item.block_ids]),
-                item.prompt_tokens,
-                item.cached_tokens,
-                bool(item.do_virtual or marked),
-                params,
-                item.timeout_s,
+    def _submits(self, session: Session, items: list[wire.Submission]) -> list[ev.Event]:
+        engine_id = session.seat.engine_id
+        events: list[ev.Event] = []
+        for item in items:
+            key = RequestKey(engine_id, item.request_id)
+            params = item.kv_transfer_params or {}
+            marked = params.get("do_virtual")
+            if marked is not None and not isinstance(marked, bool):
+                text = "kv_transfer_params.do_virtual is true, false, null or absent"
+                self._refuse(key, item.attempt, "invalid", text)
+                continue
+            events.append(
+                ev.Submit(
+                    key,
+                    item.external_id,
+                    item.attempt,
+                    tuple([array("q", ids) for ids in item.block_ids]),
+                    item.prompt_tokens,
+                    item.cached_tokens,
+                    bool(item.do_virtual or marked),
+                    params,
+                    item.timeout_s,
+                )
             )
-        )
+        return events
 
-    def _cancel(self, session: Session, item: wire.Cancellation) -> None:
-        key = RequestKey(session.seat.engine_id, item.request_id)
-        self._dispatch(ev.Cancel(key, item.attempt))
+    def _cancels(self, session: Session, items: list[wire.Cancellation]) -> list[ev.Event]:
+        engine_id = session.seat.engine_id
+        return [ev.Cancel(RequestKey(engine_id, item.request_id), item.attempt) for item in items]
 
-    def _take(self, take: Callable[[T], None], items: Iterator[T]) -> None:
-        taken = 0
-        for item in islice(items, SLICE):
-            take(item)
-            taken += 1
-        if taken == SLICE:
+    def _take(self, events: Callable[[list[T]], list[ev.Event]], items: Iterator[T]) -> None:
+        taken = list(islice(items, SLICE))
+        self._dispatch(*events(taken))
+        if len(taken) == SLICE:
             self._router.pause()
-            self._loop.call_soon(self._take_next_slice, take, items)
+            self._loop.call_soon(self._take_next_slice, events, items)
         else:
             self._listen_again()
 
-    def _take_next_slice(self, take: Callable[[T], None], items: Iterator[T]) -> None:
+    def _take_next_slice(
+        self, events: Callable[[list[T]], list[ev.Event]], items: Iterator[T]
+    ) -> None:
         if self._router.closed:
             return
         try:
-            self._take(take, items)
+            self._take(events, items)
             self._flush()
         except Exception:
             self._counters["internal_errors"] += 1

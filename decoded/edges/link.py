@@ -42,8 +42,9 @@ class LinkSettings:
 class LinkHost(Protocol):
     """What the link needs of the daemon behind it."""
 
-    def dispatch(self, event: ev.Event) -> None:
-        """Give an event to the core and carry out what it asks for."""
+    @property
+    def dispatch(self) -> Callable[..., None]:
+        """Gives events to the core, in order, and carries out what it asks for."""
 
     def register_kv(self, session: Session, message: wire.RegisterKv) -> None:
         """Begin a registration; the answer goes out later through `EngineLink.answer`."""
@@ -87,6 +88,8 @@ class EngineLink:
             high_water_mark=_HIGH_WATER_MARK,
         )
         self._reports = ReportSender(self._router, self.sessions, engines, boot)
+        # To be told of each outcome: it is sent when the turn ends, or by `flush`.
+        self.outcome_ready = self._reports.grown
         self._refusals = RefusalSender(self._router, counters)
         self._intake = Intake(self._router, host.dispatch, self.refuse, self.flush, counters)
         try:
@@ -111,10 +114,6 @@ class EngineLink:
         self._router.close(linger_ms)
 
     # Towards clients
-
-    def outcome_ready(self, engine_id: str) -> None:
-        """An engine's report log has grown. It is sent when the turn ends, or by `flush`."""
-        self._reports.grown(engine_id)
 
     def resend(self, seat: ev.Seat, first: int) -> None:
         """Send a seat everything from outcome `first` on."""

@@ -74,7 +74,7 @@ def counters() -> Iterator[str]:
                 yield str(node.slice.value)
             elif isinstance(node.slice, ast.JoinedStr):
                 parts = node.slice.values
-                yield "".join(p.value if isinstance(p, ast.Constant) else "*" for p in parts)
+                yield "".join(str(p.value) if isinstance(p, ast.Constant) else "*" for p in parts)
 
 
 def test_every_counter_is_explained() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import Any
 
 import pytest
 
+from decoded.cli import _parser
 from decoded.client import AsyncClient, Client, Submission
 from decoded.client.memory import SharedCaches, plan_layout
 from decoded.config.schema import PoolGroup, PoolLayer, PoolTensor
@@ -99,3 +101,20 @@ def test_producer_page(capsys: pytest.CaptureFixture[str]) -> None:
                     assert set(received.block(layer, tensor, block)) == {11}
                 assert set(received.block(layer, tensor, 4)) == {0}
         worker.unregister_kv()
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for name in ("README.md", "docs/operations.md"):
+        text = pages.read(name)
+        lines = [line for block in pages.code(text, "sh") for line in block.splitlines()]
+        lines += sorted(span for span in pages.names(text) if span.startswith("decoded "))
+        found += [(name, line) for line in lines if line.startswith("decoded ")]
+    return found
+
+
+@pytest.mark.parametrize(("name", "line"), commands())
+def test_commands_on_the_pages_exist(name: str, line: str) -> None:
+    words = shlex.split(line)[1:]
+    args = _parser(words).parse_args(words)
+    assert args.command == words[0]

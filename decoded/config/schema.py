@@ -65,7 +65,9 @@ class SideChannelConfig(Section):
     """Where producers reach the ranks of this node's engines."""
 
     bind_host: Host = "127.0.0.1"
-    """Address that the side channels and Mooncake engines listen on."""
+    """Address that the side channels listen on. Mooncake engines listen on all addresses, with TCP
+    unless MC_TCP_BIND_ADDRESS says otherwise.
+    """
     advertise_host: Host | None = None
     """Address that producers are told. None: `bind_host`, which is then no wildcard."""
     base_port: Annotated[int, Field(ge=0, le=65_535, strict=True)] = 0

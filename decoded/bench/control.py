@@ -16,6 +16,7 @@ import msgspec
 from rich.table import Table
 
 from decoded.client import Client
+from decoded.observe import log
 from decoded.wire import link as wire
 
 from . import report
@@ -63,6 +64,7 @@ class Document(msgspec.Struct, frozen=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and with `--check` exit 1 for a missed target."""
     args = _parser().parse_args(argv)
+    log.configure("warning")
     machine = report.machine()
     with tempfile.TemporaryDirectory(prefix="decoded-bench-") as folder:
         endpoint = free_endpoint(args.transport, folder, "link.sock")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from contextlib import ExitStack
 from types import TracebackType
 
 import zmq
 
-from decoded.producer import RemoteParams
-from decoded.producer.metaserver import Metaserver
 from decoded.wire import link as wire
 from decoded.wire.layout import KvGroup, KvLayer, KvLayout, KvTensor, Region, TransferMemory
 from decoded.wire.side_channel import ACK, Done, encode_request
 
 from .dealer import Dealer, connect
+from .proxy import InstantProxy
 from .workload import BLOCK_SIZE, HOST, real_submissions
 
 _BLOCK_LEN, _BLOCKS, _LAYERS = 4_096, 4_096, 4
@@ -34,7 +31,7 @@ class Finisher:
 
     def __init__(self, endpoint: str, engine_id: str) -> None:
         with ExitStack() as stack:
-            self._metaserver = stack.enter_context(_Proxy())
+            self._metaserver = stack.enter_context(InstantProxy())
             worker = Dealer(endpoint, engine_id, role="worker", session="worker", subscribe=False)
             stack.enter_context(worker)
             self._scheduler = stack.enter_context(Dealer(endpoint, engine_id))
@@ -86,7 +83,8 @@ class Finisher:
         for at in range(0, count, _CALLS):
             part = requests[at : at + _CALLS]
             self._scheduler.submit(part)
-            self._metaserver.wait(len(part))
+            for _ in part:
+                self._metaserver.take()
         # Answered is not heard: the daemon has to have read the answers.
         until = time.monotonic() + _TIMEOUT_S
         while self._calls():
@@ -112,55 +110,6 @@ class Finisher:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _Proxy:
-    """A metaserver in a thread, whose prefills end at once."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Semaphore(0)
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="bench-metaserver", daemon=True)
-        self.url = ""
-
-    def wait(self, calls: int) -> None:
-        """Return when so many further calls have been answered."""
-        for _ in range(calls):
-            if not self._asked.acquire(timeout=_TIMEOUT_S):
-                raise TimeoutError(f"the daemon called no metaserver within {_TIMEOUT_S} s")
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._ready.set()
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        async with Metaserver(self._prefill, HOST, shutdown_s=1.0) as server:
-            self.url = server.url
-            self._ready.set()
-            await self._over.wait()
-
-    async def _prefill(self, params: RemoteParams) -> None:
-        self._asked.release()
-
-    def __enter__(self) -> _Proxy:
-        self._thread.start()
-        if not self._ready.wait(_TIMEOUT_S) or not self.url:
-            raise RuntimeError("the bench's metaserver did not start")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(_TIMEOUT_S)
 
 
 def _memory() -> TransferMemory:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 import zmq
 
 from decoded.wire.side_channel import Layers, encode_request
 
 from .sockets import Context, Socket, connect
+
+EVERY_S = 0.02
 
 
 class ProgressChannel:
@@ -52,6 +57,47 @@ class ProgressChannel:
             self._sockets[host, port] = socket
         self._sockets.move_to_end((host, port))
         return socket
+
+
+class PushProgress:
+    """What one push tells of its layers: the first one at once, then the last ones together,
+    at most every `EVERY_S`. On a small machine a message per layer would cost a fast push a
+    tenth of its bandwidth.
+
+    `message(first, count)` makes the message for a run of layers.
+    """
+
+    def __init__(
+        self,
+        channel: ProgressChannel,
+        host: str,
+        port: int,
+        message: Callable[[int, int], Layers],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._channel = channel
+        self._host, self._port = host, port
+        self._message = message
+        self._clock = clock
+        self._first = self._count = 0
+        self._sent_at = -math.inf
+
+    def written(self, layer: int) -> None:
+        """A layer is in D's memory."""
+        if self._count and layer != self._first + self._count:
+            self.flush()
+        if not self._count:
+            self._first = layer
+        self._count += 1
+        if self._clock() - self._sent_at >= EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what has not been told."""
+        if self._count:
+            self._channel.send(self._host, self._port, self._message(self._first, self._count))
+            self._first, self._count = 0, 0
+            self._sent_at = self._clock()
 
 
 def _drain(socket: Socket) -> None:

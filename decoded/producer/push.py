@@ -20,7 +20,7 @@ from .errors import PushError
 from .handshake import MetadataCache
 from .notify import Delivery, Notifier
 from .plan import Run, Shard, Writes, chunk_range, kernel_runs, layer_writes
-from .progress import ProgressChannel
+from .progress import ProgressChannel, PushProgress
 from .request import PushRequest, PushResult, check_local_blocks
 from .writer import Writer
 
@@ -79,6 +79,7 @@ class Push:
         self._ending = False
         self._began = time.monotonic()
         self.external_id = request.params.request_id
+        self._progress = self._progress_of(target)
         self.layers_written = 0
         self.bytes_written = 0
         self.outcome: Future[PushResult] = Future()
@@ -226,9 +227,20 @@ class Push:
         self.bytes_written += writes.nbytes
         if last:
             self.layers_written += 1
-            if target.metadata.progress:
-                heard = self.external_id, target.shard.parts, self._rank.sender
-                self._rank.progress.send(target.host, target.port, Layers(*heard, index, 1))
+            if self._progress is not None:
+                self._progress.written(index)
+
+    def _progress_of(self, target: Target | None) -> PushProgress | None:
+        """None where the D rank did not say that it takes layer progress."""
+        if target is None or not target.metadata.progress:
+            return None
+        heard = self.external_id, target.shard.parts, self._rank.sender
+        return PushProgress(
+            self._rank.progress,
+            target.host,
+            target.port,
+            lambda first, count: Layers(*heard, first, count),
+        )
 
     def _kernel_runs(self, group: int, blocks: range, scale: int, remote_scale: int) -> list[Run]:
         """All layers of a group and chunk share their runs."""
@@ -247,6 +259,8 @@ class Push:
         if self._ending:
             return
         self._ending = True
+        if self._progress is not None:
+            self._progress.flush()
         failure = failure or self._stopped
         target, last_layer = self._target, len(self._names) - 1
         if target is None or not self._range(last_layer, 0, self._request.prompt_tokens):

@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "client": {"wire", "kv"},
     "producer": {"wire", "kv", "client"},
     "testing": {"wire", "kv", "client", "config"},
-    "bench": {"core", "wire", "kv", "client", "producer", "testing", "config"},
+    "bench": {"core", "observe", "wire", "kv", "client", "producer", "testing", "config"},
     "vllm": {"wire", "kv", "client", "producer"},
     "proxy": {"wire", "kv", "client", "producer"},
     "cli": {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
-from decoded.producer.progress import ProgressChannel
+from decoded.producer.progress import ProgressChannel, PushProgress
 from decoded.producer.sockets import Context
 from decoded.wire.side_channel import ACK, Layers, decode_request
 
@@ -73,3 +74,44 @@ def test_sockets_are_bounded(context: Context, channel: ProgressChannel) -> None
 def test_an_address_that_is_none_is_dropped(channel: ProgressChannel) -> None:
     assert not channel.send("no host", 1, _layers(0))
     assert channel.dropped == 1
+
+
+def _told(times: list[float], layers: list[int]) -> list[tuple[int, int]]:
+    """(first, count) of what a push tells whose layers are written at these times."""
+    clock = iter([moment for moment in times for _ in range(2)])
+    now = 0.0
+
+    def tick() -> float:
+        nonlocal now
+        now = next(clock, now)
+        return now
+
+    sent: list[tuple[int, int]] = []
+
+    class Recorder(ProgressChannel):
+        def send(self, host: str, port: int, message: Layers) -> bool:
+            sent.append((message.first, message.count))
+            return True
+
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context:
+        channel = Recorder(context)
+        push = PushProgress(
+            channel, "h", 1, lambda first, count: Layers("x", 1, "s", first, count), tick
+        )
+        for layer in layers:
+            push.written(layer)
+        push.flush()
+    return sent
+
+
+def test_a_slow_push_tells_each_layer() -> None:
+    assert _told([0.0, 1.0, 2.0], [0, 1, 2]) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_a_fast_push_tells_its_layers_together_and_leaves_none_out() -> None:
+    assert _told([0.0] * 20, list(range(10))) == [(0, 1), (1, 9)]
+
+
+def test_layers_out_of_order_are_told_as_runs() -> None:
+    assert _told([0.0] * 20, [0, 2, 3, 1]) == [(0, 1), (2, 2), (1, 1)]

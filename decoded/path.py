@@ -20,4 +20,4 @@ class Path(Protocol):
         """
 
     def stop(self, request: Request) -> None:
-        """The request has ended: forget it. Called once per started request."""
+        """The request has ended: forget it. Comes once per request, started or not."""

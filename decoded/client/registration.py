@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decoded.wire.layout import KvLayout, KvMemory
 from decoded.wire.link import KvRegistered, RegisterKv
 
-RETRIED = frozenset({"pool_taken", "port_taken", "transfer_unavailable", "registration_conflict"})
+RETRIED = frozenset({"pool_taken", "port_taken", "transfer_unavailable", "shutting_down"})
 """Refusals of a repeated registration that pass when the daemon is done with the old one."""
 
 

@@ -43,26 +43,25 @@ def serve(config: Config) -> int:
         return EXIT_CANNOT_START
     try:
         _raise_descriptor_limit()
-        uvloop.install()
-        asyncio.run(_run(config, endpoint))
-    except (PortError, RegionError, zmq.ZMQError, OSError) as error:
-        log.error("cannot start", why=str(error))
-        return EXIT_CANNOT_START
+        return uvloop.run(_run(config, endpoint))
     finally:
         # ZMQ leaves it behind. While the lock is held it is nobody else's.
         remove_socket(endpoint)
         lock.release()
-    return EXIT_OK
 
 
-async def _run(config: Config, endpoint: str) -> None:
+async def _run(config: Config, endpoint: str) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     daemon = Daemon(config, endpoint)
     try:
-        await daemon.start()
+        try:
+            await daemon.start()
+        except (PortError, RegionError, zmq.ZMQError, OSError) as error:
+            log.error("cannot start", why=str(error))
+            return EXIT_CANNOT_START
         collector = Collector(lambda: daemon.in_flight)
         log.info(
             "ready",
@@ -78,6 +77,7 @@ async def _run(config: Config, endpoint: str) -> None:
     finally:
         await daemon.close()
     log.info("stopped")
+    return EXIT_OK
 
 
 def _raise_descriptor_limit() -> None:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 import msgspec
 from rich.table import Table
@@ -174,8 +175,8 @@ def _rates(args: argparse.Namespace, echo: Echo, dealer: Dealer, finisher: Finis
                 Rate(
                     what,
                     in_flight,
-                    sorted(ours)[len(ours) // 2],
-                    sorted(base)[len(base) // 2],
+                    median(ours),
+                    median(base),
                     rate_ratio(ours, base),
                 )
             )

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
 import zmq
@@ -176,8 +177,8 @@ def _measure(plan: Plan, rounds: int) -> Bandwidth:
         plan.block_bytes,
         plan.pieces,
         plan.nbytes,
-        sorted(ours)[len(ours) // 2],
-        sorted(bare)[len(bare) // 2],
+        median(ours),
+        median(bare),
         rate_ratio(ours, bare),
     )
 

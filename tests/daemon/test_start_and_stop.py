@@ -22,8 +22,11 @@ def submission(n: int, **fields: object) -> wire.Submission:
     return wire.Submission(f"r{n}", f"x{n}", [[1, 2]], 32, **given)  # type: ignore[arg-type]
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("decoded-")}
+def shared_memory(daemon: DaemonProcess) -> list[str]:
+    """What this test's daemons, dead or alive, have in /dev/shm: regions bear their boot's name."""
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    boots = [line["boot"] for line in lines if line["event"] == "ready"]
+    return [name for name in os.listdir("/dev/shm") if any(boot in name for boot in boots)]
 
 
 POOL = {
@@ -35,12 +38,11 @@ POOL = {
 
 
 def test_sigterm_ends_it_with_code_0_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    before = shared_memory()
     daemon = DaemonProcess({"kv": POOL}, tmp_path).start()
-    assert shared_memory() > before
+    assert len(shared_memory(daemon)) == 1
     assert (tmp_path / "decoded.sock").is_socket()
     assert daemon.stop() == 0
-    assert shared_memory() == before
+    assert shared_memory(daemon) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "daemon.log"]
 
 
@@ -79,15 +81,17 @@ def test_a_second_daemon_on_the_same_socket_names_the_first(tmp_path: Path) -> N
 
 
 def test_a_dead_daemons_socket_and_memory_are_taken_over(tmp_path: Path) -> None:
-    before = shared_memory()
     daemon = DaemonProcess({"kv": POOL}, tmp_path).start()
+    dead = shared_memory(daemon)
+    assert len(dead) == 1
     daemon.kill()
     assert (tmp_path / "decoded.sock").exists()
-    assert shared_memory() > before
+    assert shared_memory(daemon) == dead
     daemon.start()
-    assert len(shared_memory() - before) == 1
+    assert len(shared_memory(daemon)) == 1
+    assert shared_memory(daemon) != dead
     assert daemon.stop() == 0
-    assert shared_memory() == before
+    assert shared_memory(daemon) == []
 
 
 def test_a_taken_side_channel_port_is_named_with_its_holder() -> None:

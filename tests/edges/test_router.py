@@ -125,7 +125,7 @@ def test_a_long_submit_is_taken_in_slices_and_the_next_message_waits() -> None:
         with routed(lambda *_: None, counters) as (router, _):
             intake = Intake(
                 router,
-                events.append,
+                lambda *batch: events.extend(batch),
                 lambda *_: None,
                 lambda: flushes.append(len(events)),
                 counters,
@@ -153,8 +153,8 @@ def test_a_slice_that_raises_lets_the_link_listen_again() -> None:
         told: list[str] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, c: told.append(str(c)))
 
-        def dispatch(event: ev.Event) -> None:
-            seen.append(event)
+        def dispatch(*events: ev.Event) -> None:
+            seen.extend(events)
             if len(seen) > SLICE:
                 raise RuntimeError("a bug")
 

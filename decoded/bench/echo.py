@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
 
 import zmq
 
@@ -78,12 +77,7 @@ class Echo:
     def __enter__(self) -> Echo:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

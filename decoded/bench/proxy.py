@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from types import TracebackType
 
 from decoded.producer import RemoteParams
 from decoded.producer.metaserver import Metaserver
@@ -56,11 +55,6 @@ class InstantProxy:
             raise RuntimeError("the bench's metaserver did not start")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(_TIMEOUT_S)

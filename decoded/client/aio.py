@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any, cast
 
 from decoded.wire.layout import KvMemory
@@ -205,12 +204,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # Waiting

@@ -15,7 +15,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from decoded.kv.layout import LayoutError, PoolGroup, PoolLayer, check_layout, pool_layout
@@ -137,12 +136,7 @@ class SharedCaches:
     def __enter__(self) -> SharedCaches:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _group(self, layer: str) -> KvGroup:

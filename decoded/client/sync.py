@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from types import TracebackType
 from typing import Any, cast
 
 from decoded.wire.layout import KvMemory
@@ -208,10 +207,5 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

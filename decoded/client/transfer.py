@@ -11,7 +11,6 @@ For memory that the daemon cannot map: devices, or containers without a common /
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from decoded.kv.layout import LayoutError, check_layout
@@ -93,10 +92,5 @@ class WorkerTransfer:
     def __enter__(self) -> WorkerTransfer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -71,6 +71,9 @@ class TransferEngine:
 
         Raises TransferError when the wheel, the protocol, the device or the host does not fit.
         """
+        if ":" in host:
+            # Without it Mooncake looks an IPv6 address up as an IPv4 name, and fails.
+            os.environ.setdefault("MC_USE_IPV6", "1")
         with _opening:
             module = load_mooncake(protocol, device)
             if not host or any(each.isspace() for each in host):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 import structlog
 from aiohttp import web
@@ -81,12 +80,7 @@ class Metaserver:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _post(self, request: web.Request) -> web.Response:

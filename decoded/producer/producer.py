@@ -6,7 +6,6 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import zmq
 
@@ -152,12 +151,7 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _served(self, params: RemoteParams) -> tuple[int, int]:

@@ -316,3 +316,23 @@ def test_time_outs_follow_mooncakes_rule(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_session_names() -> None:
     assert session_name("10.0.0.1", 15001) == "10.0.0.1:15001"
     assert session_name("fd00::1", 15001) == "[fd00::1]:15001"
+
+
+def test_it_writes_over_ipv6() -> None:
+    """In a process of its own: Mooncake reads the switch once, when it is loaded."""
+    program = """
+import ctypes, mmap
+from decoded.kv.transfer import TransferEngine
+with TransferEngine.open("::1") as sender, TransferEngine.open("::1") as receiver:
+    memory = mmap.mmap(-1, 8192)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    sender.register(start, 4096)
+    receiver.register(start + 4096, 4096)
+    memory[:4] = b"abcd"
+    sender.write(receiver.session, [start], [start + 4096], [4])
+    assert memory[4096:4100] == b"abcd"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

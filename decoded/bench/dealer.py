@@ -13,7 +13,7 @@ from decoded.wire import link as wire
 # Numbers are cumulative, and the client library acknowledges as rarely.
 ACKNOWLEDGE_EVERY = 256
 # Requests in one submit message at most.
-BATCH = 64
+BATCH = 128
 _TIMEOUT_S = 30
 
 M = TypeVar("M", bound=wire.FromDaemon)

@@ -35,7 +35,6 @@ class Lifecycle:
         """Enter an accepted request and hand it to its path."""
         self.ledger.add(request)
         engine.live += 1
-        self.note(request, now, "accepted", f"attempt {request.attempt}")
         self.hand_over(request, now)
 
     def hand_over(self, request: Request, now: float) -> None:
@@ -116,8 +115,8 @@ class Lifecycle:
             self.effects.append(Release(engine.engine_id, rank, generation))
 
     def note(self, request: Request, now: float, what: str, detail: str) -> None:
-        """Add to the request's story, as long as there is room."""
-        if len(request.story) < self._settings.max_story:
+        """Add to the request's story, as long as there is room; its beginning is in the record."""
+        if len(request.story) < self._settings.max_story - 1:
             request.story.append((now, what, detail))
 
     def _quiet_at(self, request: Request) -> float:

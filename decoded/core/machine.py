@@ -163,16 +163,16 @@ class Core:
             detail = f"engine {event.key.engine_id} has no session; say hello first"
             self._refuse(event, reasons.UNKNOWN_ENGINE, detail)
             return
-        known = engine, self.ledger, self.settings, self.shutting_down
-        if not plainly_new(event, *known):
-            if is_repeat(event, engine, self.ledger):
+        ledger, settings, stopping = self.ledger, self.settings, self.shutting_down
+        if not plainly_new(event, engine, ledger, settings, stopping):
+            if is_repeat(event, engine, ledger):
                 self.counters["repeated_submit"] += 1
                 return
-            refusal = why_refused(event, *known)
+            refusal = why_refused(event, engine, ledger, settings, stopping)
             if refusal is not None:
                 self._refuse(event, *refusal)
                 return
-        limit = self.settings.request_deadline_s
+        limit = settings.request_deadline_s
         timeout = limit if event.timeout_s is None else min(event.timeout_s, limit)
         request = Request(
             event.key,

@@ -7,7 +7,8 @@ from .request import Request, StoryEntry
 
 def tell(request: Request) -> list[StoryEntry]:
     """Everything that happened to `request`, in order of time, layer arrivals included."""
-    story = [StoryEntry(*entry) for entry in request.story]
+    began = StoryEntry(request.submitted_at, "accepted", f"attempt {request.attempt}")
+    story = [began, *(StoryEntry(*entry) for entry in request.story)]
     for rank, progress in (request.progress or {}).items():
         for name, sender in progress.senders.items():
             for arrival in sender.arrivals:

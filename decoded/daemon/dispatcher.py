@@ -110,7 +110,8 @@ class Dispatcher:
     def _start(self, effect: fx.Start) -> None:
         request = effect.request
         try:
-            self._queue.extend(self._path(request.virtual).start(request))
+            path = self._virtual if request.virtual else self._receiver
+            self._queue.extend(path.start(request))
         except Exception:
             detail = "the daemon failed to start it; see its log"
             self._queue.append(
@@ -119,12 +120,10 @@ class Dispatcher:
             raise
 
     def _stop(self, effect: fx.Stop) -> None:
-        self._path(effect.request.virtual).stop(effect.request)
+        request = effect.request
+        (self._virtual if request.virtual else self._receiver).stop(request)
         if self.core.shutting_down and not self.core.ledger.live:
             self.idle.set()
-
-    def _path(self, virtual: bool) -> Path:
-        return self._virtual if virtual else self._receiver
 
     def _report(self, effect: fx.Report) -> None:
         self._outcome_ready(effect.request.key.engine_id)

@@ -187,6 +187,12 @@ class AsyncClient:
         return self._session.up
 
     @property
+    def boot(self) -> str:
+        """Which life of the daemon the session is with; empty while there is none."""
+        welcome = self._session.welcome
+        return welcome.boot if welcome is not None and self.connected else ""
+
+    @property
     def problem(self) -> errors.ClientError | None:
         """Why the client has no connection, or no registration, while it keeps trying."""
         return self._session.problem

@@ -193,6 +193,16 @@ class Client:
         return self._session.up
 
     @property
+    def boot(self) -> str:
+        """Which life of the daemon the session is with; empty while there is none.
+
+        After a change, what was written on an earlier life's word may still be under way
+        where the worker runs Mooncake itself.
+        """
+        welcome = self._session.welcome
+        return welcome.boot if welcome is not None and self.connected else ""
+
+    @property
     def problem(self) -> errors.ClientError | None:
         """Why the client has no connection, or no registration, while it keeps trying."""
         return self._session.problem

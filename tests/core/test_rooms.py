@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "producer": {"wire", "kv", "client"},
     "testing": {"wire", "kv", "client", "config"},
     "bench": {"core", "observe", "wire", "kv", "client", "producer", "testing", "config"},
-    "vllm": {"wire", "kv", "client", "producer"},
+    "vllm": {"wire", "kv", "client", "producer", "config"},
     "proxy": {"wire", "kv", "client", "producer"},
     "cli": {
         *{"core", "wire", "kv", "edges", "observe", "config", "daemon"},

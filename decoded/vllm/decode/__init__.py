@@ -1,0 +1,1 @@
+"""The D side: the scheduler submits and cancels, each worker registers its caches and reports."""

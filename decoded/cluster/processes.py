@@ -1,0 +1,126 @@
+"""Processes that the cluster starts: each in a group of its own, with its words in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+_TAIL_LINES = 25
+_LOOK_EVERY_S = 0.02
+_DEAD_WITHIN_S = 10.0
+
+
+class ClusterError(Exception):
+    """The cluster cannot go on; the text says why, with the last words of who is to blame."""
+
+
+class Child:
+    """One process, with all that it starts itself.
+
+    Its group is its own: a signal of the terminal does not reach it, and stopping it ends its
+    descendants too. What it says is in `log`, over all its lives. `restart` of a child that
+    was killed runs the same command again.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = tuple(command)
+        self._environ = dict(environ)
+        self._process: asyncio.subprocess.Process | None = None
+        self._wanted = False
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Run the command. Raises ClusterError if there is no such program."""
+        if self.running:
+            raise RuntimeError(f"{self.name} runs already")
+        with self.log.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environ,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ClusterError(f"{self.name} cannot be started: {error}") from error
+        self._wanted = True
+
+    async def stop(self, patience_s: float) -> None:
+        """SIGTERM, and SIGKILL for what is left of its group when that takes too long."""
+        self._wanted = False
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), patience_s)
+        await self._end_group(process)
+        self._process = None
+
+    async def kill(self) -> None:
+        """kill -9 for it and its descendants, at once; waits until all are gone."""
+        self._wanted = False
+        await self._end_group(self._running())
+        self._process = None
+
+    def check(self) -> None:
+        """Raises ClusterError if it has ended without having been told to."""
+        if self._wanted and not self.running:
+            code = self._running().returncode
+            raise ClusterError(
+                f"{self.name} ended with code {code}; its log, {self.log}, ends with\n{self.tail()}"
+            )
+
+    def tail(self, lines: int = _TAIL_LINES) -> str:
+        """The last lines of its log, indented."""
+        return "\n".join(f"    {line}" for line in self.words().splitlines()[-lines:])
+
+    def words(self) -> str:
+        """Everything that it has said."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process
+
+    async def _end_group(self, process: asyncio.subprocess.Process) -> None:
+        # The group outlives its leader for as long as it has a member.
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _DEAD_WITHIN_S
+        while _alive(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if loop.time() > deadline:
+                raise ClusterError(f"processes of {self.name} (group {process.pid}) do not end")
+            await asyncio.sleep(_LOOK_EVERY_S)
+        await process.wait()
+
+
+def _alive(group: int) -> bool:
+    """Whether a process group has members other than zombies, which nobody may ever reap."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

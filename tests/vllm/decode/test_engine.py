@@ -32,17 +32,19 @@ def prompt_of(tokens: int, seed: int = 0) -> list[int]:
     return [3 + (seed + n) % 1000 for n in range(tokens)]
 
 
-def say_done(body: dict[str, Any], ranks: int = 1) -> None:
-    """What P's ranks do when their writes are over."""
+def say_done(body: dict[str, Any], ranks: int = 1, within_ms: int = WAIT_MS) -> bool:
+    """What P's ranks do when their writes are over. False if D does not hear it."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         for rank in range(ranks):
             with context.socket(zmq.REQ) as socket:
+                socket.linger = 0
                 socket.connect(f"tcp://{body['remote_host']}:{body['remote_port'] + rank}")
                 done = side_channel.Done(body["request_id"], 1, f"127.0.0.1:{rank + 1}")
                 socket.send(side_channel.encode_request(done))
-                assert socket.poll(WAIT_MS)
-                assert socket.recv() == side_channel.ACK
+                if not socket.poll(within_ms) or socket.recv() != side_channel.ACK:
+                    return False
+        return True
     finally:
         context.destroy(linger=0)
 
@@ -92,7 +94,7 @@ def test_a_real_request_goes_the_whole_way(
     for _ in range(20):
         assert not engine.step().num_scheduled_tokens
     call.answer()
-    say_done(call.body, ranks)
+    assert say_done(call.body, ranks)
     engine.run()
     assert engine.tokens == {"cmpl-r-0-0a1b2c3d": [7, 7]}
 
@@ -107,7 +109,7 @@ def test_a_cached_prefix_is_not_fetched_again(make_engine: MakeEngine, proxy: Pr
     assert call.body["remote_cached_tokens"] == 4 * BLOCK_SIZE
     assert len(call.body["remote_block_ids"][0]) == 7
     call.answer()
-    say_done(call.body)
+    assert say_done(call.body)
     engine.run()
     assert engine.tokens["b-00000002"] == [7, 7]
 
@@ -183,7 +185,7 @@ def test_an_aborted_load_keeps_its_blocks_until_nobody_writes(
         engine.step()
     assert engine.free_blocks < free
     # P's last word.
-    say_done(call.body)
+    assert say_done(call.body)
     call.answer()
     engine.run()
     assert engine.free_blocks == free
@@ -260,7 +262,10 @@ def test_a_daemon_that_restarts(
     assert {call.body["request_id"] for call in again} == {"a", "b"}
     assert again[0].body["remote_engine_id"] != first[0].body["remote_engine_id"]
     for call in again:
-        say_done(call.body, 2) if call.body["request_id"] == "a" else call.answer(404, "{}")
+        if call.body["request_id"] == "a":
+            assert say_done(call.body, 2)
+        else:
+            call.answer(404, "{}")
     engine.run()
     assert engine.tokens == {"a-00000001": [7, 7], "b-00000002": [7, 7]}
     assert engine.free_blocks == free
@@ -289,7 +294,7 @@ def test_a_daemon_that_stays_away(
     engine.step()
     call = proxy.next()
     assert call.body["request_id"] == "c"
-    say_done(call.body)
+    assert say_done(call.body)
     engine.run()
     assert engine.tokens["c-00000003"] == [7, 7]
 

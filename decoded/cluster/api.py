@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,7 @@ class Api:
 
     async def chunks(
         self, prompt: Any, max_tokens: int, **more: Any
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed completion as they come. Raises ApiError."""
         body = self.body(prompt, max_tokens, **more) | {"stream": True}
         ended = False

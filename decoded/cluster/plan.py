@@ -115,7 +115,16 @@ def daemon_command(endpoint: str) -> list[str]:
     return [sys.executable, "-m", "decoded", "serve", "--config", str(_CONFIG), *changes]
 
 
+def proxy_command(port: int, p: Sequence[str], d: Sequence[str]) -> list[str]:
+    """The proxy's command line. `p`, `d`: its engines' addresses."""
+    engines = [*(("--prefill", url) for url in p), *(("--decode", url) for url in d)]
+    listen = ("--host", HOST, "--port", str(port))
+    flags = [part for pair in engines for part in pair]
+    return [sys.executable, "-m", "decoded", "proxy", *listen, *flags]
+
+
 def daemon_environ() -> dict[str, str]:
+    """The daemon's environment, and the proxy's."""
     return _environ({})
 
 

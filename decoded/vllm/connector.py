@@ -20,6 +20,9 @@ from .caches import read_caches, transfer_groups
 from .decode.metadata import DecodeMeta
 from .decode.scheduler import DecodeScheduler
 from .decode.worker import DecodeWorker, Reports
+from .prefill.metadata import PrefillMeta
+from .prefill.scheduler import PrefillScheduler
+from .prefill.worker import PrefillWorker
 from .settings import SettingsError, read_settings
 from .stats import ConnectorMetrics, ConnectorStats
 
@@ -41,8 +44,8 @@ class DecodedConnector(KVConnectorBase_V1, SupportsHMA):
         self._reports = Reports(set(), set(), set())
         self._decode_scheduler: DecodeScheduler | None = None
         self._decode_worker: DecodeWorker | None = None
-        self._prefill_scheduler: Any = None
-        self._prefill_worker: Any = None
+        self._prefill_scheduler: PrefillScheduler | None = None
+        self._prefill_worker: PrefillWorker | None = None
         if vllm_config.kv_transfer_config.kv_role == "kv_consumer":
             _check_failures_can_be_reported(kv_cache_config)
             if role is KVConnectorRole.SCHEDULER:
@@ -50,12 +53,8 @@ class DecodedConnector(KVConnectorBase_V1, SupportsHMA):
             else:
                 self._decode_worker = DecodeWorker(settings, vllm_config)
         elif role is KVConnectorRole.SCHEDULER:
-            from .prefill.scheduler import PrefillScheduler
-
             self._prefill_scheduler = PrefillScheduler(settings, vllm_config, kv_cache_config)
         else:
-            from .prefill.worker import PrefillWorker
-
             self._prefill_worker = PrefillWorker(settings, vllm_config, kv_cache_config)
 
     # Worker
@@ -69,6 +68,7 @@ class DecodedConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._prefill_worker is not None:
+            assert isinstance(kv_connector_metadata, PrefillMeta)
             self._prefill_worker.preempted(kv_connector_metadata)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -78,6 +78,7 @@ class DecodedConnector(KVConnectorBase_V1, SupportsHMA):
             assert isinstance(connector_metadata, DecodeMeta)
             self._decode_worker.begin_step(connector_metadata)
         elif self._prefill_worker is not None:
+            assert isinstance(connector_metadata, PrefillMeta)
             self._prefill_worker.begin_step(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """A vLLM engine without a model: its real scheduler, connectors and aggregator, stepped by hand.
 
-What is made up is the model runner's answer: each scheduled request that has its prompt
-samples token 7.
+What is made up is the model: its KV is a function of layer, position and token, and each
+scheduled request that has its prompt samples token 7.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -39,6 +40,18 @@ LAYERS = 4
 BLOCK_SIZE = 16
 NUM_BLOCKS = 64
 HEADS, HEAD_DIM = 4, 32
+
+GROUPS = [
+    1,
+    pytest.param(
+        2,
+        marks=pytest.mark.skipif(
+            TransferResults is None,
+            reason="vLLM 0.27 cannot be told of a failed load in several groups",
+        ),
+    ),
+]
+"""Numbers of KV groups that a D engine can have with this vLLM."""
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,6 +126,17 @@ def make_caches(config: KVCacheConfig) -> dict[str, torch.Tensor]:
     return {layer_name(n): caches[layer_name(n)] for n in range(LAYERS)}
 
 
+def kv_of(layer: int, rank: int, positions: range, tokens: list[int]) -> torch.Tensor:
+    """What the made-up model caches, of shape (positions, 1): a number for each of them."""
+    values = [tokens[at] + 1e3 * (layer + 1) + 1e5 * (rank + 1) + at / 1e4 for at in positions]
+    return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
+
+
+def slots(cache: torch.Tensor, blocks: list[int], positions: range) -> list[torch.Tensor]:
+    """Views of the cache's slots for these positions, each of shape (heads, 2 * head dim)."""
+    return [cache[blocks[at // BLOCK_SIZE], :, at % BLOCK_SIZE] for at in positions]
+
+
 def one_rank_per_process() -> None:
     """This process as the only rank of an engine, in torch's and vLLM's eyes."""
     from vllm.distributed import parallel_state
@@ -131,6 +155,11 @@ class Engine:
         init_none_hash(get_hash_fn_by_name("sha256"))
         self._hasher = get_request_block_hasher(BLOCK_SIZE, get_hash_fn_by_name("sha256"))
         self.caches = [make_caches(kv_cache_config) for _ in range(world_size)]
+        self.group_of = {
+            name: number
+            for number, group in enumerate(kv_cache_config.kv_cache_groups)
+            for name in group.layer_names
+        }
         self.workers = [
             DecodedConnector(config, KVConnectorRole.WORKER, kv_cache_config)
             for _ in range(world_size)
@@ -216,7 +245,9 @@ class Engine:
         worker.handle_preemptions(metadata)
         worker.bind_connector_metadata(metadata)
         ids = list(scheduled.num_scheduled_tokens)
-        sampled = [self._sample(request_id, scheduled) for request_id in ids]
+        sampled = [self._sample(request_id) for request_id in ids]
+        if ids:
+            self._compute(worker, scheduled)
         worker.wait_for_save()
         output = KVConnectorOutput()
         if TransferResults is None:
@@ -238,7 +269,24 @@ class Engine:
             kv_connector_output=output,
         )
 
-    def _sample(self, request_id: str, scheduled: SchedulerOutput) -> list[int]:
+    def _compute(self, worker: DecodedConnector, scheduled: SchedulerOutput) -> None:
+        """The forward pass: each layer's attention caches its KV, and then tells the connector."""
+        rank = self.workers.index(worker)
+        for number in range(LAYERS):
+            name = layer_name(number)
+            cache = self.caches[rank][name]
+            group = self.group_of[name]
+            for request_id, count in scheduled.num_scheduled_tokens.items():
+                request = self.scheduler.requests[request_id]
+                end = request.num_computed_tokens
+                positions = range(end - count, end)
+                blocks = self.scheduler.kv_cache_manager.get_block_ids(request_id)[group]
+                values = kv_of(number, rank, positions, list(request.all_token_ids))
+                for slot, value in zip(slots(cache, blocks, positions), values, strict=True):
+                    slot.fill_(float(value))
+            worker.save_kv_layer(name, cache, None)
+
+    def _sample(self, request_id: str) -> list[int]:
         request = self.scheduler.requests[request_id]
         # vLLM has counted this step's tokens as computed when it scheduled them.
         return [7] if request.num_computed_tokens >= request.num_prompt_tokens else []

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from decoded.vllm.connector import DecodedConnector, TransferResults
 from decoded.vllm.identity import engine_of, external_id
 from decoded.vllm.settings import SettingsError, read_settings
-from tests.vllm.engine import make_config
+from tests.vllm.engine import cache_config, make_config
 
 DEPLOYED = {
     "prefill": {"dp_size": 2, "tp_size": 8},
@@ -101,3 +103,10 @@ def test_external_ids_undo_what_vllm_adds(monkeypatch: pytest.MonkeyPatch) -> No
         assert external_id(request.request_id) == request.external_req_id == given
     monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
     assert external_id("a-0123abcd") == "a-0123abcd"
+
+
+@pytest.mark.skipif(TransferResults is not None, reason="vLLM 0.32 can be told of failed requests")
+def test_where_failures_cannot_be_reported_the_engine_does_not_start(tmp_path: Path) -> None:
+    hybrid = config(tmp_path, {})
+    with pytest.raises(SettingsError, match="2 KV cache groups.*--disable-hybrid-kv-cache-manager"):
+        DecodedConnector(hybrid, KVConnectorRole.SCHEDULER, cache_config(2))

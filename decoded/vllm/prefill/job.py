@@ -31,6 +31,7 @@ class Job:
         self._lock = threading.Lock()
         self._push: Push | None = None
         self._blocks: list[list[int]] = []
+        self._new_blocks = False
         self._wanted: dict[str, tuple[int, Ready | None]] = {}
         self._handed: dict[str, int] = {}
         self._sealed = False
@@ -45,8 +46,7 @@ class Job:
             else:
                 for mine, more in zip(self._blocks, block_ids, strict=True):
                     mine.extend(more)
-            if self._push is not None and self._over is None:
-                self._push.replace_blocks(self._blocks)
+            self._new_blocks = True
 
     def layer(self, name: str, computed: int, ready: Ready | None) -> None:
         """A layer holds this many of the prompt's tokens (when `ready` returns)."""
@@ -78,7 +78,6 @@ class Job:
         """The push is there."""
         with self._lock:
             self._push = push
-            push.replace_blocks(self._blocks)
             self._advance()
 
     def not_opened(self, error: BaseException) -> None:
@@ -98,6 +97,9 @@ class Job:
         if push is None or self._over is not None:
             return
         try:
+            if self._new_blocks:
+                self._new_blocks = False
+                push.replace_blocks(self._blocks)
             for name in self._layers:
                 computed, ready = self._wanted.get(name, (0, None))
                 if computed > self._handed.get(name, 0):

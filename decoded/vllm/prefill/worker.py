@@ -73,8 +73,6 @@ class PrefillWorker:
         """The forward pass that follows computes these chunks."""
         self._step = [(self._job(chunk), chunk.computed) for chunk in meta.chunks]
         self._saved.clear()
-        for (job, _), chunk in zip(self._step, meta.chunks, strict=True):
-            job.blocks(chunk.block_ids, chunk.fresh)
 
     def save_layer(self, name: str) -> None:
         """Attention of a layer has been computed, or queued on the device."""
@@ -128,23 +126,27 @@ class PrefillWorker:
 
     def _job(self, chunk: Chunk) -> Job:
         job = self._jobs.get(chunk.request_id)
-        if job is None:
-            assert chunk.params is not None, "a request's first chunk brings its parameters"
-            job = Job(chunk.request_id, chunk.prompt_tokens, self._layers)
-            self._jobs[chunk.request_id] = job
-            self._openers.submit(self._open, job, chunk)
+        if job is not None:
+            job.blocks(chunk.block_ids, chunk.fresh)
+            return job
+        job = Job(chunk.request_id, chunk.prompt_tokens, self._layers)
+        job.blocks(chunk.block_ids, True)
+        self._jobs[chunk.request_id] = job
+        self._openers.submit(self._open, job, chunk)
         return job
 
     def _open(self, job: Job, chunk: Chunk) -> None:
         try:
             assert self._producer is not None, "register_kv_caches comes before the first step"
             params = decode_params(msgspec.json.encode(chunk.params))
-            request = PushRequest(
-                params, chunk.prompt_tokens, [[] for _ in range(self._groups)], chunk.request_id
+            no_blocks: list[list[int]] = [[] for _ in range(self._groups)]
+            push = self._producer.open(
+                PushRequest(params, chunk.prompt_tokens, no_blocks, chunk.request_id)
             )
-            job.opened(self._producer.open(request))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the blocks must come back
             job.not_opened(error)
+        else:
+            job.opened(push)
 
 
 def _nothing() -> None:

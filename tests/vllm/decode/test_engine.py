@@ -8,20 +8,14 @@ import pytest
 import zmq
 
 from decoded.testing import DaemonProcess
-from decoded.vllm.connector import TransferResults
 from decoded.wire import side_channel
 from tests.edges.proxy import Proxy
-from tests.vllm.engine import BLOCK_SIZE, Engine
+from tests.vllm.engine import BLOCK_SIZE, GROUPS, Engine
 
 from .conftest import MakeEngine
 
 VIRTUAL = {"do_remote_prefill": True, "do_virtual": True}
 WAIT_MS = 10_000
-
-needs_request_failures = pytest.mark.skipif(
-    TransferResults is None, reason="vLLM 0.27 cannot be told of a failed load in several groups"
-)
-GROUPS = [1, pytest.param(2, marks=needs_request_failures)]
 
 
 def remote(proxy: Proxy) -> dict[str, Any]:

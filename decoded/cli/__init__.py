@@ -20,6 +20,7 @@ COMMANDS = {
     "check-config": ("check_config", "check a configuration and say every error at once"),
     "status": ("status", "show what the running daemon is doing"),
     "submit": ("submit", "submit one request, wait for it and print its outcome"),
+    "proxy": ("proxy", "run the proxy of a P/D cluster"),
     "bench": ("bench", "measure the data path or the control path"),
     "version": ("version", "print the versions of decoded and of what it runs on"),
 }

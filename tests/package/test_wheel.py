@@ -58,7 +58,7 @@ def test_it_is_typed_and_licensed(wheel: zipfile.ZipFile, metadata: Message) -> 
 
 def test_each_extra_brings_one_mooncake(metadata: Message) -> None:
     required = metadata.get_all("Requires-Dist") or []
-    assert set(metadata.get_all("Provides-Extra") or []) == {*MOONCAKE, "dev"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {*MOONCAKE, "dev", "proxy"}
     for extra, wanted in MOONCAKE.items():
         mine = [line for line in required if f"extra == '{extra}'" in line]
         engines = [line.split(">")[0] for line in mine if line.startswith("mooncake")]
@@ -70,6 +70,7 @@ def test_each_extra_brings_one_mooncake(metadata: Message) -> None:
 def test_the_command_is_installed(wheel: zipfile.ZipFile) -> None:
     entry_points = wheel.read(f"decoded-{__version__}.dist-info/entry_points.txt").decode()
     assert "decoded = decoded.cli:main" in entry_points
+    assert "[vllm.general_plugins]\ndecoded = decoded.vllm.plugin:register" in entry_points
     command = Path(sys.executable).with_name("decoded")
     said = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert said.stdout == f"decoded {__version__}\n"

@@ -1,0 +1,82 @@
+"""Running a proxy until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from .app import Proxy
+from .settings import Settings
+
+log = structlog.get_logger(__name__)
+
+EXIT_OK, EXIT_CANNOT_START = 0, 4
+
+
+def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT; the exit code. What prevents a start is logged as one line."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # Each request holds four connections.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return uvloop.run(_run(settings))
+
+
+async def _run(settings: Settings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        listener = _listen(settings)
+    except OSError as error:
+        where = f"{settings.host} port {settings.port}"
+        log.error("cannot start", why=f"{where}: {error.strerror or error}; choose another --port")
+        return EXIT_CANNOT_START
+    host, port = listener.getsockname()[:2]
+    own = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    metaserver = (settings.advertise_url or own).rstrip("/") + "/v1/metaserver"
+    proxy = Proxy(settings, metaserver)
+    runner = web.AppRunner(
+        proxy.app(),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=settings.shutdown_s,
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener, backlog=4096).start()
+    log.info(
+        "ready",
+        url=own,
+        pid=os.getpid(),
+        decode=list(settings.decode),
+        prefill=list(settings.prefill),
+        virtual=settings.virtual,
+        metaserver=metaserver,
+    )
+    await stop.wait()
+    log.info("stopping", shutdown_s=settings.shutdown_s)
+    with contextlib.suppress(asyncio.CancelledError):
+        await runner.cleanup()
+    await proxy.close()
+    log.info("stopped")
+    return EXIT_OK
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -39,11 +39,10 @@ class Choice:
 
 @dataclass
 class Streamed:
-    """A streamed answer, and when its first token came."""
+    """A streamed answer, and when each of its chunks came, in seconds since the request."""
 
     choice: Choice
-    first_s: float
-    chunks: int
+    times: list[float]
 
 
 class Api:
@@ -72,27 +71,30 @@ class Api:
         answer = await self.post("/v1/completions", self.body(prompt, max_tokens, **more))
         return [_choice(one) for one in _by_index(answer)]
 
-    async def stream(self, prompt: Any, max_tokens: int, **more: Any) -> Streamed:
+    async def stream(
+        self, prompt: Any, max_tokens: int, request_id: str = "", **more: Any
+    ) -> Streamed:
         """The same, streamed. Raises ApiError, also if the stream breaks off."""
-        whole, first_s, chunks, started = Choice(), 0.0, 0, time.monotonic()
-        async for chunk in self.chunks(prompt, max_tokens, **more):
-            first_s = first_s or time.monotonic() - started
-            chunks += 1
+        whole, times, started = Choice(), [], time.monotonic()
+        async for chunk in self.chunks(prompt, max_tokens, request_id, **more):
+            times.append(time.monotonic() - started)
             for one in chunk["choices"]:
                 piece = _choice(one)
                 whole.text += piece.text
                 whole.tokens += piece.tokens
                 whole.finish = piece.finish or whole.finish
-        return Streamed(whole, first_s, chunks)
+        return Streamed(whole, times)
 
     async def chunks(
-        self, prompt: Any, max_tokens: int, **more: Any
+        self, prompt: Any, max_tokens: int, request_id: str = "", **more: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of a streamed completion as they come. Raises ApiError."""
         body = self.body(prompt, max_tokens, **more) | {"stream": True}
+        headers = {"X-Request-Id": request_id} if request_id else {}
+        url = f"{self.url}/v1/completions"
         ended = False
         try:
-            async with self._open.post(f"{self.url}/v1/completions", json=body) as response:
+            async with self._open.post(url, json=body, headers=headers) as response:
                 await _check(response)
                 async for line in response.content:
                     text = line.decode().strip()

@@ -100,7 +100,7 @@ async def converse(api: Api, questions: Questions) -> list[Choice]:
 
 async def first_token_s(api: Api, questions: Iterable[Question]) -> list[float]:
     """Seconds to the first token of each, one after the other."""
-    return [(await api.stream(one.ids, 2, ignore_eos=True)).first_s for one in questions]
+    return [(await api.stream(one.ids, 2, ignore_eos=True)).times[0] for one in questions]
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> int:

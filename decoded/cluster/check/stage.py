@@ -20,7 +20,8 @@ from .questions import Question, Size
 from .reference import Reference, ask_all
 from .verdict import WrongError, expect
 
-_LOOK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.01
+_TRIES = 5
 # A drain lasts as long as a write may, and P engines give up a request in their own time.
 _QUIET_WITHIN_S = 45.0
 
@@ -131,6 +132,8 @@ class Stage:
         before = [await _counters(side) for side in (p, d)]
         done = Work()
         yield done
+        # D may have answered before P has counted.
+        await self.until(self._idle, "engines are still busy")
         after = [await _counters(side) for side in (p, d)]
         (p_before, d_before), (p_after, d_after) = before, after
         done.p_computed = _more(p_before, p_after, lambda one: one.computed)
@@ -147,8 +150,24 @@ class Stage:
         return []
 
     @asynccontextmanager
-    async def asking(self, question: Question) -> AsyncIterator[asyncio.Task[list[Choice]]]:
-        """A request that is under way inside, and has ended or is aborted after that."""
+    async def caught(
+        self, question: Question, there: Callable[[], Awaitable[bool]], what: str
+    ) -> AsyncIterator[asyncio.Task[list[Choice]]]:
+        """A request that has got there inside, and has ended or is aborted after that.
+
+        One that was answered before it was seen there is asked again, a few times, from the
+        beginning; after that it is a WrongError that `what` was never seen.
+        """
+        for _ in range(_TRIES):
+            await self.fresh()
+            async with self._asking(question) as asked:
+                if await self._seen(asked, there, what):
+                    yield asked
+                    return
+        raise WrongError(f"{_TRIES} requests were answered before {what} was seen")
+
+    @asynccontextmanager
+    async def _asking(self, question: Question) -> AsyncIterator[asyncio.Task[list[Choice]]]:
         call = self.api.complete(question.ids, question.answer_tokens, ignore_eos=True)
         task = asyncio.create_task(call)
         try:
@@ -158,6 +177,19 @@ class Stage:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()  # whoever wanted it has had it
+
+    async def _seen(
+        self, asked: asyncio.Task[Any], there: Callable[[], Awaitable[bool]], what: str
+    ) -> bool:
+        async def over() -> bool:
+            return asked.done() or await there()
+
+        await self.until(over, f"{what} is not seen")
+        return not asked.done()
+
+    async def _idle(self) -> bool:
+        counters = await _counters(self.running)
+        return not any(one.running + one.waiting for one in counters)
 
 
 async def _counters(nodes: Sequence[Node]) -> list[Counters]:

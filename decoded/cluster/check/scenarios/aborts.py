@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from decoded.cluster.check.stage import Stage
 from decoded.cluster.check.verdict import expect
 
@@ -14,19 +10,24 @@ from .scenario import Scenario
 
 async def parked(stage: Stage) -> str:
     """Prefill has been asked for, nothing has come yet."""
-    await stage.fresh()
-    async with stage.asking(stage.questions.long[0]) as asked:
-        await _until_in_flight(stage, asked, lambda one: one["state"] == "receiving")
+
+    async def there() -> bool:
+        return any(one["state"] == "receiving" for one in await stage.in_flight())
+
+    async with stage.caught(stage.questions.long[0], there, "a parked request"):
+        pass
     return await _nothing_is_left(stage)
 
 
 async def pushing(stage: Stage) -> str:
     """P has begun to write."""
-    await stage.fresh()
-    async with stage.asking(stage.questions.long[0]) as asked:
-        await _until_in_flight(
-            stage, asked, lambda one: any(rank["senders"] for rank in one["ranks"])
-        )
+
+    async def there() -> bool:
+        flying = await stage.in_flight()
+        return any(rank["senders"] for one in flying for rank in one["ranks"])
+
+    async with stage.caught(stage.questions.long[0], there, "a push"):
+        pass
     return await _nothing_is_left(stage)
 
 
@@ -39,18 +40,6 @@ async def decoding(stage: Stage) -> str:
         await anext(chunks)
     await chunks.aclose()
     return await _nothing_is_left(stage)
-
-
-async def _until_in_flight(
-    stage: Stage, asked: asyncio.Task[Any], fits: Callable[[Mapping[str, Any]], bool]
-) -> None:
-    """Wait until the daemon has a request like that. Raises WrongError if it was answered first."""
-
-    async def there() -> bool:
-        expect(not asked.done(), "the request was answered before it could be aborted")
-        return any(fits(one) for one in await stage.in_flight())
-
-    await stage.until(there, "the daemon has no such request")
 
 
 async def _nothing_is_left(stage: Stage) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from decoded.cluster.api import ApiError, Choice
 from decoded.cluster.check.stage import Stage
@@ -49,10 +50,7 @@ async def virtual_alone(stage: Stage) -> str:
 
 
 async def _p_killed(stage: Stage, answered: bool) -> float:
-    await stage.fresh()
-    question = stage.questions.long[1]
-    async with stage.asking(question) as asked:
-        victim = await _prefilling(stage, asked)
+    async with _prefilling(stage) as (asked, victim):
         await victim.child.kill()
         killed = time.monotonic()
         limit_s = _ENDS_WITHIN_S if answered else _FAILS_WITHIN_S
@@ -65,10 +63,7 @@ async def _p_killed(stage: Stage, answered: bool) -> float:
 
 
 async def _daemon_killed(stage: Stage, answered: bool) -> float:
-    await stage.fresh()
-    question = stage.questions.long[1]
-    async with stage.asking(question) as asked:
-        await _prefilling(stage, asked)
+    async with _prefilling(stage) as (asked, _):
         await stage.cluster.daemon.kill()
         killed = time.monotonic()
         await stage.cluster.start_daemon()
@@ -79,17 +74,17 @@ async def _daemon_killed(stage: Stage, answered: bool) -> float:
     return seconds
 
 
-async def _prefilling(stage: Stage, asked: asyncio.Task[Any]) -> Node:
-    """Wait until a P engine is in the middle of a prefill; which one."""
+@asynccontextmanager
+async def _prefilling(stage: Stage) -> AsyncIterator[tuple[asyncio.Task[list[Choice]], Node]]:
+    """A request, and the P engine that is in the middle of its prefill."""
     busy: list[Node] = []
 
     async def there() -> bool:
-        expect(not asked.done(), "the request ended before anything could be killed")
         busy[:] = [n for n in stage.running_p if (await n.api.counters()).running]
         return bool(busy)
 
-    await stage.until(there, "no P engine prefills")
-    return busy[0]
+    async with stage.caught(stage.questions.long[1], there, "a prefill") as asked:
+        yield asked, busy[0]
 
 
 async def _ended(

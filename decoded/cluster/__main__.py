@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from rich.console import Console
 from rich.text import Text
@@ -26,6 +24,7 @@ from .model import ModelError, check_model, small_model
 from .plan import Plan, Policy
 from .processes import ClusterError
 from .show import View, make_console, make_view
+from .signals import until_signal
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def main() -> int:
             if args.check
             else _serve(plan, folder, console, view)
         )
-        good = asyncio.run(_until_signal(job, caught))
+        good = asyncio.run(until_signal(job, caught))
     except asyncio.CancelledError:
         good = True
         return 128 + caught[0]
@@ -56,22 +55,6 @@ def main() -> int:
         else:
             console.print(f"The logs are in {folder}", markup=False, soft_wrap=True)
     return 0 if good else 1
-
-
-async def _until_signal(job: Coroutine[Any, Any, bool], caught: list[int]) -> bool:
-    """A signal goes into `caught` and cancels the job, so that its processes are ended."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def stop(number: int) -> None:
-        # Once: a second one must not break off the stopping.
-        if not caught:
-            caught.append(number)
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    return await job
 
 
 async def _serve(plan: Plan, folder: Path, console: Console, view: View) -> bool:

@@ -65,6 +65,17 @@ class Child:
                 raise ClusterError(f"{self.name} cannot be started: {error}") from error
         self._wanted = True
 
+    async def wait(self, within_s: float) -> int:
+        """Wait for its end, which is expected; the exit code. Raises ClusterError after a time."""
+        self._wanted = False
+        try:
+            return await asyncio.wait_for(self._running().wait(), within_s)
+        except asyncio.TimeoutError:
+            raise ClusterError(
+                f"{self.name} is not at its end after {within_s:g} s; its log, {self.log}, ends "
+                f"with\n{self.tail()}"
+            ) from None
+
     async def stop(self, patience_s: float) -> None:
         """SIGTERM, and SIGKILL for what is left of its group when that takes too long."""
         self._wanted = False

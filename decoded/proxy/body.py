@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import BadRequest
+from .errors import BadRequest, TooLarge
 
 Api = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -18,9 +19,9 @@ _NOT_FOR_PREFILL = (
     "stream",
     "stream_options",
     "min_tokens",
-    "n",
     "logprobs",
     "top_logprobs",
+    "logprob_token_ids",
     "prompt_logprobs",
     "echo",
     "return_token_ids",
@@ -57,7 +58,7 @@ def split(api: Api, body: Any) -> list[Part]:
     count = body.get("n")
     count = 1 if count is None else count
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise BadRequest("n", f"{count!r} is no number of answers")
+        raise BadRequest("n", f"{count!r:.100} is no number of answers")
     prompts = _prompts(body) if api == "/v1/completions" else [_messages(body)]
     if len(prompts) * count > MAX_LEGS:
         raise BadRequest("n", f"{len(prompts)} prompts times n={count} exceeds {MAX_LEGS}")
@@ -66,6 +67,23 @@ def split(api: Api, body: Any) -> list[Part]:
         for index, prompt in enumerate(prompts)
         for number in range(count)
     ]
+
+
+def check_volume(body: Mapping[str, Any], parts: Sequence[Part], size: int, max_bytes: int) -> None:
+    """Raises TooLarge if the parts' bodies are too much together. `size`: bytes of `body`.
+
+    Each part carries a copy of all but the prompts.
+    """
+    if len(parts) * size <= max_bytes:
+        return
+    prompts = {part.prompt for part in parts}
+    rest = {key: value for key, value in body.items() if key not in ("prompt", "messages")}
+    total = len(parts) // len(prompts) * size + len(parts) * len(json.dumps(rest))
+    if total > max_bytes:
+        raise TooLarge(
+            f"{len(parts)} requests of one prompt and one answer each, into which this one is "
+            f"split, have {total} bytes, over {max_bytes}: ask for fewer at once"
+        )
 
 
 def _prompts(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -118,6 +136,17 @@ def _one(
     return one
 
 
+def check_prefill(body: Mapping[str, Any]) -> None:
+    """Raises BadRequest for what a P engine could understand otherwise than D does."""
+    cut = body.get("truncate_prompt_tokens")
+    if isinstance(cut, int) and cut < 0:
+        raise BadRequest(
+            "truncate_prompt_tokens",
+            "give the number of tokens to keep: what is left of the context depends on "
+            "max_tokens, which is another one for the prefill",
+        )
+
+
 def wants_virtual(body: Mapping[str, Any]) -> bool:
     """The client itself asks for a virtual request."""
     params = body.get("kv_transfer_params")
@@ -145,6 +174,7 @@ def for_prefill(body: Mapping[str, Any], posted: Mapping[str, Any]) -> dict[str,
     """What P is sent: the same prompt, for one token. `posted`: what D's daemon has posted."""
     kept = {key: value for key, value in body.items() if key not in _NOT_FOR_PREFILL}
     kept["max_tokens"] = 1
+    # It comes before max_tokens where there is one; /v1/completions knows none.
     if "max_completion_tokens" in body:
         kept["max_completion_tokens"] = 1
-    return {**kept, "stream": False, "kv_transfer_params": dict(posted)}
+    return {**kept, "n": 1, "stream": False, "kv_transfer_params": dict(posted)}

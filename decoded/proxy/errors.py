@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import structlog
 from aiohttp import web
+
+log = structlog.get_logger(__name__)
+
+_MAX_TEXT = 1000
 
 
 class BadRequest(ValueError):
@@ -13,12 +20,52 @@ class BadRequest(ValueError):
         self.field = field
 
 
+class TooLarge(Exception):
+    """The client asks for more than the proxy would hold at once."""
+
+
 class NoNode(Exception):
     """No engine of the kind that is needed takes the request; the text says why."""
 
 
+class DecodeBroken(Exception):
+    """A D engine broke off, or its answer cannot be read; the text says which and how."""
+
+
+def error_body(status: int, text: str, field: str = "") -> dict[str, Any]:
+    """What an error answer says. `field`: the key of the client's body that is wrong."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    said = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+    return {"error": {"message": said, "type": kind, "param": field or None, "code": status}}
+
+
 def answer(status: int, text: str, field: str = "") -> web.Response:
     """An error answer."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": text, "type": kind, "param": field or None, "code": status}
-    return web.json_response({"error": error}, status=status)
+    return web.json_response(error_body(status, text, field), status=status)
+
+
+@web.middleware
+async def openai_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Whatever goes wrong in a handler is answered in OpenAI's shape."""
+    try:
+        response: web.StreamResponse = await handler(request)
+        return response
+    except BadRequest as error:
+        return answer(400, str(error), error.field)
+    except RecursionError:
+        return answer(400, "the body is nested too deeply")
+    except TooLarge as error:
+        return answer(413, str(error))
+    except NoNode as error:
+        return answer(503, str(error))
+    except DecodeBroken as error:
+        return answer(502, str(error))
+    except web.HTTPRequestEntityTooLarge as error:
+        return answer(413, error.text or error.reason)
+    except web.HTTPException as error:
+        return answer(error.status, f"{request.method} {request.path}: {error.reason}")
+    except ConnectionError:
+        raise  # The client is gone: nobody is there to be answered.
+    except Exception as error:
+        log.exception("request failed", path=request.path)
+        return answer(500, f"the proxy failed at this request: {type(error).__name__}")

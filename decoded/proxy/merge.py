@@ -8,71 +8,115 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from .body import Part
+from .errors import DecodeBroken, error_body
 
 DONE = b"data: [DONE]\n\n"
 QUEUED = 16
 """Events that may wait for a client that reads slowly; then D waits."""
 
 MAX_EVENT_BYTES = 16 << 20
+MAX_ANSWERS_BYTES = 256 << 20
+"""Of all parts' answers together, which are held until the last has come."""
 
 
-class StreamBroken(Exception):
-    """D's stream is no stream of events."""
+async def merge_answers(
+    parts: Sequence[Part], bodies: Sequence[AsyncIterator[bytes]], limit: int = MAX_ANSWERS_BYTES
+) -> dict[str, Any]:
+    """The choices of all parts, numbered through, and their usage added up.
 
+    `bodies`: the answers' JSON, in pieces. Raises DecodeBroken.
+    """
+    left = limit
 
-def merge_answers(parts: Sequence[Part], answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The choices of all parts, numbered through, and their usage added up."""
-    merged = dict(answers[0])
-    merged["choices"] = [
-        {**choice, "index": index}
-        for index, answer in enumerate(answers)
-        for choice in answer.get("choices", ())[:1]
-    ]
-    merged["usage"] = add_usage(parts, [answer.get("usage") for answer in answers])
-    return merged
+    async def read(body: AsyncIterator[bytes]) -> dict[str, Any]:
+        nonlocal left
+        content = bytearray()
+        async for piece in body:
+            left -= len(piece)
+            if left < 0:
+                raise DecodeBroken(f"the answers have more than {limit} bytes together")
+            content += piece
+        return _object(bytes(content))
 
-
-def add_usage(
-    parts: Sequence[Part], usages: Sequence[Mapping[str, Any] | None]
-) -> dict[str, Any] | None:
-    """A prompt with several answers is counted once; None if nobody counted."""
-    known = [(part, usage) for part, usage in zip(parts, usages, strict=True) if usage]
-    if not known:
-        return None
-    by_prompt: dict[int, int] = {}
-    for part, usage in known:
-        by_prompt.setdefault(part.prompt, int(usage.get("prompt_tokens") or 0))
-    prompt = sum(by_prompt.values())
-    completion = sum(int(usage.get("completion_tokens") or 0) for _, usage in known)
+    readers = [asyncio.create_task(read(body)) for body in bodies]
+    try:
+        answers = await asyncio.gather(*readers)
+    finally:
+        await _end(readers)
+    choices = [_choices(answer) for answer in answers]
+    if not all(choices):
+        raise DecodeBroken("D answered without a choice")
     return {
-        **known[0][1],
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": None,
+        **answers[0],
+        "choices": [{**one[0], "index": index} for index, one in enumerate(choices)],
+        "usage": add_usage(parts, [answer.get("usage") for answer in answers]),
     }
 
 
+def add_usage(parts: Sequence[Part], usages: Sequence[Any]) -> dict[str, Any] | None:
+    """A prompt with several answers is counted once; None if nobody counted."""
+    prompt_of: dict[int, Mapping[str, Any]] = {}
+    known: list[Mapping[str, Any]] = []
+    for part, usage in zip(parts, usages, strict=True):
+        if isinstance(usage, dict):
+            prompt_of.setdefault(part.prompt, usage)
+            known.append(usage)
+    if not known:
+        return None
+    prompt = sum(_count(usage, "prompt_tokens") for usage in prompt_of.values())
+    completion = sum(_count(usage, "completion_tokens") for usage in known)
+    merged = {
+        **known[0],
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    for key, counted in (
+        ("prompt_tokens_details", prompt_of.values()),
+        ("completion_tokens_details", known),
+    ):
+        if key in merged:
+            merged[key] = _add_details([usage.get(key) for usage in counted])
+    return merged
+
+
+def _add_details(details: Sequence[Any]) -> dict[str, int] | None:
+    """Sums by name; None if nobody gave any."""
+    given = [each for each in details if isinstance(each, dict)]
+    names = dict.fromkeys(name for each in given for name in each)
+    return {name: sum(_count(each, name) for each in given) for name in names} or None
+
+
+def _count(usage: Mapping[str, Any], key: str) -> int:
+    found = usage.get(key)
+    return found if isinstance(found, int) else 0
+
+
 async def events(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event. Raises StreamBroken."""
+    """The data of each server-sent event. Raises DecodeBroken."""
     waiting = b""
     async for piece in stream:
-        waiting += piece.replace(b"\r\n", b"\n")
+        waiting += piece
+        if b"\r" in waiting:
+            waiting = waiting.replace(b"\r\n", b"\n")
         *whole, waiting = waiting.split(b"\n\n")
         for event in whole:
             lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
             if lines:
                 yield b"\n".join(lines)
         if len(waiting) > MAX_EVENT_BYTES:
-            raise StreamBroken(f"an event of D has more than {MAX_EVENT_BYTES} bytes")
+            raise DecodeBroken(f"an event of D has more than {MAX_EVENT_BYTES} bytes")
     if waiting.strip():
-        raise StreamBroken("D's stream ended within an event")
+        raise DecodeBroken("D's stream ended within an event")
 
 
 async def merge_streams(
-    parts: Sequence[Part], streams: Sequence[AsyncIterator[bytes]], with_usage: bool
+    parts: Sequence[Part], streams: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
-    """The events of all streams as they come, as one stream of one answer."""
+    """The events of all streams as they come, as one stream of one answer.
+
+    Usage is told at the end if D tells it, as it does when it is asked to. Raises DecodeBroken.
+    """
     queue: asyncio.Queue[tuple[int, bytes | BaseException | None]] = asyncio.Queue(QUEUED)
 
     async def read(index: int, stream: AsyncIterator[bytes]) -> None:
@@ -86,8 +130,9 @@ async def merge_streams(
             await queue.put((index, None))
 
     readers = [asyncio.create_task(read(*each)) for each in enumerate(streams)]
-    usages: list[Mapping[str, Any] | None] = [None] * len(parts)
+    usages: list[Any] = [None] * len(parts)
     first: dict[str, Any] | None = None
+    counted = False
     try:
         left = len(readers)
         while left:
@@ -97,28 +142,51 @@ async def merge_streams(
                 continue
             if isinstance(data, BaseException):
                 raise data
-            try:
-                chunk = json.loads(data)
-            except ValueError as error:
-                raise StreamBroken(f"an event of D is not JSON: {error}") from error
-            if not isinstance(chunk, dict) or "choices" not in chunk:
+            chunk = _object(data)
+            if "choices" not in chunk:
                 yield b"data: " + data + b"\n\n"  # An error, as D said it.
                 continue
             first = first or chunk
             usages[index] = chunk.get("usage") or usages[index]
-            if not chunk["choices"]:
-                continue
-            chunk["id"] = first.get("id")
-            chunk["choices"] = [{**choice, "index": index} for choice in chunk["choices"]]
-            yield _event(chunk)
-        if with_usage and first is not None:
-            usage = add_usage(parts, usages)
-            yield _event({**first, "choices": [], "usage": usage})
+            choices = _choices(chunk)
+            if choices:
+                renumbered = [{**choice, "index": index} for choice in choices]
+                yield _event({**chunk, "id": first.get("id"), "choices": renumbered})
+            else:
+                counted = True
+        if counted and first is not None:
+            yield _event({**first, "choices": [], "usage": add_usage(parts, usages)})
         yield DONE
     finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await _end(readers)
+
+
+def broken_event(error: DecodeBroken) -> bytes:
+    """The end of a stream that cannot go on: its status is sent, so only an event can say it."""
+    return _event(error_body(502, str(error))) + DONE
+
+
+async def _end(readers: Sequence[asyncio.Task[Any]]) -> None:
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DecodeBroken(f"what D answered is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise DecodeBroken("what D answered is no JSON object")
+    return found
+
+
+def _choices(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        raise DecodeBroken("D answered without a list of choices")
+    return choices
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -17,8 +17,13 @@ from .timing import Timing
 
 log = structlog.get_logger(__name__)
 
-REFUSALS = (429, 503)
+REFUSALS = (404, 429, 503)
 """Answers with which an engine turns a request away before it has begun."""
+
+MAX_ANSWER_BYTES = 4 << 20
+"""P's answer is about one token."""
+
+_MAX_DETAIL = 500
 
 
 class Reply(NamedTuple):
@@ -29,7 +34,7 @@ class Reply(NamedTuple):
 
 
 class Prefills:
-    """Runs prefills on the P nodes."""
+    """Runs prefills on the P nodes. `timeout_s`: how long a P may take for one."""
 
     def __init__(self, nodes: Nodes, session: aiohttp.ClientSession, timeout_s: float) -> None:
         self._nodes = nodes
@@ -44,9 +49,12 @@ class Prefills:
         cost: int,
         headers: Mapping[str, str],
         timing: Timing,
+        chosen: Callable[[Node], None],
     ) -> Reply:
         """Prefill on one P node. Another is tried only where the one before cannot have begun:
         what it may have begun to write, a second must not write at the same time.
+
+        `chosen` is told of each node that is asked.
         """
         tried: list[Node] = []
         refused: Reply | None = None
@@ -57,18 +65,22 @@ class Prefills:
                 # Nothing was written by anybody: D need not wait for writers.
                 return refused or Reply(404, str(error))
             tried.append(node)
+            chosen(node)
             with node.busy(cost):
-                timing.note("prefill_sent_ms")
+                timing.renote("prefill_sent_ms")
+                timing.forget("prefill_answered_ms")
                 reply = await self._ask(node, api, for_prefill(body, posted), headers)
-            timing.note("prefill_answered_ms")
+            timing.renote("prefill_answered_ms")
             if reply is None:
+                log.warning("prefill node cannot be reached", node=node.url)
                 node.unreachable()
-            elif reply.status not in REFUSALS:
+            elif reply.status in REFUSALS:
+                log.warning("prefill refused", node=node.url, why=reply.text)
+                refused = Reply(404, reply.text)
+            else:
                 if reply.status != 200:
                     log.warning("prefill failed", node=node.url, why=reply.text)
                 return reply
-            else:
-                refused = Reply(404, reply.text)
 
     async def _ask(
         self, node: Node, api: Api, body: dict[str, Any], headers: Mapping[str, str]
@@ -76,29 +88,37 @@ class Prefills:
         """None if the node could not be reached."""
         try:
             async with self._session.post(
-                node.url + api, json=body, headers=headers, timeout=self._timeout
+                # Followed, a redirect would be a second request that carries the blocks' addresses.
+                node.url + api,
+                json=body,
+                headers=headers,
+                timeout=self._timeout,
+                allow_redirects=False,
             ) as answer:
-                content = await answer.read()
                 if answer.status != 200:
-                    text = content[:500].decode(errors="replace")
+                    text = (await answer.content.read(_MAX_DETAIL)).decode(errors="replace")
                     status = answer.status if answer.status in REFUSALS else 502
                     return Reply(status, f"{node.url} answered {answer.status}: {text}")
+                content = bytearray()
+                async for piece in answer.content.iter_any():
+                    content += piece
+                    if len(content) > MAX_ANSWER_BYTES:
+                        return Reply(502, f"{node.url} answered over {MAX_ANSWER_BYTES} bytes")
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             return None
         except asyncio.TimeoutError:
             return Reply(502, f"{node.url} did not answer in {self._timeout.total:g} s")
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             return Reply(502, f"{node.url}: {error or type(error).__name__}")
-        return _judge(node, content)
+        return _judge(node, bytes(content))
 
 
 def _judge(node: Node, content: bytes) -> Reply:
-    """An aborted prefill is answered with 200, too; its choice says so."""
+    """Only a choice that has finished tells of a prefill: an aborted one is a 200, too."""
     try:
-        reasons = {choice.get("finish_reason") for choice in json.loads(content)["choices"]}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        [reason] = {choice["finish_reason"] for choice in json.loads(content)["choices"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Reply(502, f"{node.url} answered 200 with something that is no completion")
-    bad = reasons & {"abort", "error"}
-    if bad:
-        return Reply(502, f"{node.url} ended the prefill with {', '.join(sorted(bad))}")
+    if not isinstance(reason, str) or reason in ("abort", "error"):
+        return Reply(502, f"{node.url} ended the prefill with finish_reason {reason!r:.100}")
     return Reply(200, "ok")

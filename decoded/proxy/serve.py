@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 import signal
@@ -19,6 +18,8 @@ from .settings import Settings
 log = structlog.get_logger(__name__)
 
 EXIT_OK, EXIT_CANNOT_START = 0, 4
+CUT_OFF_S = 1.0
+"""How long answers that are being written may take at the very end."""
 
 
 def serve(settings: Settings) -> int:
@@ -31,9 +32,13 @@ def serve(settings: Settings) -> int:
 
 
 async def _run(settings: Settings) -> int:
-    stop = asyncio.Event()
+    stop, at_once = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (at_once if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, signalled)
     try:
         listener = _listen(settings)
     except OSError as error:
@@ -48,7 +53,7 @@ async def _run(settings: Settings) -> int:
         proxy.app(),
         handler_cancellation=True,
         access_log=None,
-        shutdown_timeout=settings.shutdown_s,
+        shutdown_timeout=CUT_OFF_S,
     )
     await runner.setup()
     await web.SockSite(runner, listener, backlog=4096).start()
@@ -62,9 +67,16 @@ async def _run(settings: Settings) -> int:
         metaserver=metaserver,
     )
     await stop.wait()
-    log.info("stopping", shutdown_s=settings.shutdown_s)
-    with contextlib.suppress(asyncio.CancelledError):
-        await runner.cleanup()
+    log.info("stopping", in_flight=proxy.legs_open, shutdown_s=settings.shutdown_s)
+    # Until then it listens: requests in flight end only if D's daemons can still ask for prefills.
+    drained = asyncio.create_task(proxy.drain(settings.shutdown_s))
+    waited = asyncio.create_task(at_once.wait())
+    await asyncio.wait([drained, waited], return_when=asyncio.FIRST_COMPLETED)
+    for task in (drained, waited):
+        task.cancel()
+    if proxy.legs_open:
+        log.warning("requests are cut off", legs=proxy.legs_open)
+    await runner.cleanup()
     await proxy.close()
     log.info("stopped")
     return EXIT_OK

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from .engines import WAIT_S, Cluster
 
@@ -25,6 +26,6 @@ def run() -> Callable[..., None]:
             finally:
                 await cluster.close()
 
-        asyncio.run(whole())
+        uvloop.run(whole())
 
     return runner

@@ -163,10 +163,10 @@ class Cluster:
         self.decode = Decode(self.session)
         self.p = [await Engine(each).start(self._stack) for each in (p or [prefill])]
         self.d = [await Engine(each).start(self._stack) for each in (d or [self.decode])]
-        dead = "http://127.0.0.1:1"
+        dead = [f"http://{HOST}:{port}" for port in range(1, 10)]
         chosen = Settings(
-            prefill=(*[dead] * dead_p, *(engine.url for engine in self.p)),
-            decode=(*[dead] * dead_d, *(engine.url for engine in self.d)),
+            prefill=(*dead[:dead_p], *(engine.url for engine in self.p)),
+            decode=(*dead[:dead_d], *(engine.url for engine in self.d)),
             **settings,
         )
         assert chosen.problems() == []

@@ -40,6 +40,7 @@ def test_a_request_goes_to_d_and_its_prompt_to_p(run: Run) -> None:
             "prompt": "hello",
             "temperature": 0,
             "max_tokens": 1,
+            "n": 1,
             "stream": False,
             "kv_transfer_params": {
                 "request_id": f"cmpl-{d.token}-0",

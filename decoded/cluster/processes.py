@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 _TAIL_LINES = 25
+# As a traceback ends, wherever it is in a line; warnings may quote errors that were overcome.
+_ERROR = re.compile(
+    r"^(?!.*\b(?:WARNING|INFO)\b).*?\b([\w.]*(?:Error|Exception): .{1,500})", re.MULTILINE
+)
 _LINE_BYTES = 4096
 _LOOK_EVERY_S = 0.02
-_DEAD_WITHIN_S = 10.0
+_DEAD_WITHIN_S = 15.0
+_JANITORS_PATIENCE_S = 5.0
 
 
 class ClusterError(Exception):
@@ -38,6 +44,7 @@ class Child:
         self._environ = dict(environ)
         self._process: asyncio.subprocess.Process | None = None
         self._wanted = False
+        self._began = 0
 
     @property
     def pid(self) -> int:
@@ -52,6 +59,7 @@ class Child:
         if self.running:
             raise RuntimeError(f"{self.name} runs already")
         with self.log.open("ab") as log:
+            self._began = log.tell()
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._command,
@@ -100,7 +108,8 @@ class Child:
         if self._wanted and not self.running:
             code = self._running().returncode
             raise ClusterError(
-                f"{self.name} ended with code {code}; its log, {self.log}, ends with\n{self.tail()}"
+                f"{self.name} ended with code {code}{self._cause()}; its log, {self.log}, ends "
+                f"with\n{self.tail()}"
             )
 
     def tail(self, lines: int = _TAIL_LINES) -> str:
@@ -120,28 +129,61 @@ class Child:
         """Everything that it has said."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
+    def _cause(self) -> str:
+        """The first error that it has told of in this life: what comes last is often of others."""
+        with self.log.open("rb") as log:
+            log.seek(self._began)
+            found = _ERROR.search(log.read().decode(errors="replace"))
+        return f": {found[1].strip()}" if found else ""
+
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process
 
     async def _end_group(self, process: asyncio.subprocess.Process) -> None:
-        # The group outlives its leader for as long as it has a member.
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _DEAD_WITHIN_S
-        while _alive(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if loop.time() > deadline:
-                raise ClusterError(f"processes of {self.name} (group {process.pid}) do not end")
-            await asyncio.sleep(_LOOK_EVERY_S)
+        """SIGKILL for what is left of the group, which outlives its leader; reap the leader.
+
+        First for all but the janitors: they remove the others' shared memory, which would stay
+        until the machine's next start, and end by themselves.
+        """
+        await self._kill_all(process.pid, _JANITORS_PATIENCE_S, lambda one: not _is_janitor(one))
+        await self._kill_all(process.pid, 0.0, lambda one: True)
         await process.wait()
 
+    async def _kill_all(
+        self, group: int, patience_s: float, chosen: Callable[[psutil.Process], bool]
+    ) -> None:
+        """Kill those, and wait until they are gone; then up to `patience_s` for the others."""
+        loop = asyncio.get_running_loop()
+        killed = loop.time()
+        while True:
+            members = _members(group)
+            doomed = [one for one in members if chosen(one)]
+            for one in doomed:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            if not members or (not doomed and loop.time() > killed + patience_s):
+                return
+            if loop.time() > killed + _DEAD_WITHIN_S:
+                raise ClusterError(f"processes of {self.name} (group {group}) do not end")
+            await asyncio.sleep(_LOOK_EVERY_S)
 
-def _alive(group: int) -> bool:
-    """Whether a process group has members other than zombies, which nobody may ever reap."""
+
+def _members(group: int) -> list[psutil.Process]:
+    """A process group without its zombies, which nobody may ever reap."""
+    found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                return True
-    return False
+                found.append(process)
+    return found
+
+
+def _is_janitor(process: psutil.Process) -> bool:
+    """Python's resource tracker, or torch's manager of shared memory."""
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+    return "multiprocessing.resource_tracker" in command or "torch_shm_manager" in command

@@ -44,6 +44,10 @@ def lives(pid: int) -> bool:
         return False
 
 
+def shared_memory() -> list[str]:
+    return os.listdir("/dev/shm")
+
+
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_its_descendants_end_with_it(tmp_path: Path, how: str) -> None:
     async def play() -> None:
@@ -57,6 +61,24 @@ def test_its_descendants_end_with_it(tmp_path: Path, how: str) -> None:
         assert not any(lives(pid) for pid in pids)
         assert not child.running
         child.check()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_its_shared_memory_is_removed(tmp_path: Path, how: str) -> None:
+    """Python's resource tracker, a process of the group, does that after its owner's end."""
+    code = "from multiprocessing.shared_memory import SharedMemory; import time; "
+    code += "s = SharedMemory(create=True, size=8); print(s.name, flush=True); time.sleep(600)"
+
+    async def play() -> None:
+        child = python(tmp_path, code)
+        await child.start()
+        await until(lambda: child.words().endswith("\n"))
+        memory = child.words().strip()
+        assert memory in shared_memory()
+        await (child.stop(0.0) if how == "stop" else child.kill())
+        assert memory not in shared_memory()
 
     asyncio.run(play())
 
@@ -82,6 +104,25 @@ def test_its_end_is_told_with_its_last_words(tmp_path: Path) -> None:
         await until(lambda: not child.running)
         assert child.last_line() == "no such model"
         with pytest.raises(ClusterError, match=r"P1 ended with code 3(.|\n)*\n    no such model"):
+            child.check()
+
+    asyncio.run(play())
+
+
+def test_the_first_error_of_its_last_life_is_told(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; n = os.path.getsize(sys.argv[1]); print('KeyError: of life', f'{n:04}'); "
+    )
+    code += "print('x' * 10); print('RuntimeError: see above'); raise SystemExit(1)"
+
+    async def play() -> None:
+        log = tmp_path / "log"
+        child = Child("P1", [sys.executable, "-c", code, str(log)], log, os.environ)
+        for _ in range(2):
+            await child.start()
+            await until(lambda: not child.running)
+        began = len(child.words()) // 2
+        with pytest.raises(ClusterError, match=f"code 1: KeyError: of life {began:04}; its log"):
             child.check()
 
     asyncio.run(play())

@@ -64,6 +64,8 @@ async def openai_errors(request: web.Request, handler: Any) -> web.StreamRespons
         return answer(413, error.text or error.reason)
     except web.HTTPException as error:
         return answer(error.status, f"{request.method} {request.path}: {error.reason}")
+    except web.RequestPayloadError as error:
+        return answer(400, f"the body cannot be read: {error}")
     except ConnectionError:
         raise  # The client is gone: nobody is there to be answered.
     except Exception as error:

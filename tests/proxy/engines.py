@@ -43,7 +43,7 @@ class Engine:
         self.url = ""
 
     async def start(self, stack: AsyncExitStack) -> Engine:
-        app = web.Application()
+        app = web.Application(client_max_size=1 << 30)
         for api in ("/v1/completions", "/v1/chat/completions"):
             app.router.add_post(api, self._answer)
         app.router.add_get("/v1/models", self._models)
@@ -104,6 +104,7 @@ class Decode:
         self._session = session
         self.replies: list[tuple[int, dict[str, Any]]] = []
         self.streamed = 3
+        self.always_usage = False
 
     async def __call__(self, call: Call) -> web.StreamResponse:
         if not call.params.get("do_virtual"):
@@ -127,7 +128,8 @@ class Decode:
         for number in range(self.streamed):
             chunk = answer(call, f"{call.body.get('prompt')}/{number} ", usage=False)
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        if (call.body.get("stream_options") or {}).get("include_usage"):
+        options = call.body.get("stream_options") or {}
+        if options.get("include_usage") or self.always_usage:
             last = {**answer(call), "choices": []}
             await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
@@ -187,11 +189,9 @@ class Cluster:
         async with self.session.post(self.url + api, json=body, **options) as reply:
             return reply.status, await reply.json()
 
-    async def stream(self, body: dict[str, Any]) -> list[Any]:
+    async def stream(self, body: dict[str, Any], api: str = "/v1/completions") -> list[Any]:
         """The events of a streamed request; the last is "[DONE]"."""
-        async with self.session.post(
-            self.url + "/v1/completions", json={**body, "stream": True}
-        ) as reply:
+        async with self.session.post(self.url + api, json={**body, "stream": True}) as reply:
             assert reply.status == 200
             assert reply.content_type == "text/event-stream"
             events = (await reply.text()).strip().split("\n\n")

@@ -14,8 +14,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
-from .engines import WAIT_S, Decode, Engine, prefill
+from .engines import WAIT_S, Call, Decode, Engine, prefill
 
 COMMAND = [sys.executable, "-m", "decoded", "proxy", "--log-format", "json"]
 
@@ -37,8 +38,11 @@ class Running:
                 return found
         raise AssertionError(f"the proxy ended without a line about {event!r}")
 
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code."""
         return self._process.wait(WAIT_S)
 
     def __enter__(self) -> Running:
@@ -77,9 +81,71 @@ def test_a_whole_life() -> None:
             ]
             times = [line[part] for part in parts]
             assert times == sorted(times)
-            assert await asyncio.to_thread(proxy.stop) == 0
+            assert line["prefill"] == p.url
+            proxy.signal()
+            assert await asyncio.to_thread(proxy.wait) == 0
 
     asyncio.run(asyncio.wait_for(life(), WAIT_S))
+
+
+def test_its_end_waits_for_requests_in_flight() -> None:
+    """Even for those whose daemons have not asked for their prefills yet."""
+
+    async def life() -> None:
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            decode, go_on = Decode(session), asyncio.Event()
+
+            async def slow(call: Call) -> web.StreamResponse:
+                await go_on.wait()
+                return await decode(call)
+
+            d = await Engine(slow).start(stack)
+            p = await Engine(prefill).start(stack)
+            proxy = stack.enter_context(Running("--decode", d.url, "--prefill", p.url))
+            url = (await asyncio.to_thread(proxy.expect, "ready"))["url"] + "/v1/completions"
+            ask = asyncio.create_task(status_of(session, url))
+            await d.arrived.get()
+            proxy.signal()
+            stopping = await asyncio.to_thread(proxy.expect, "stopping")
+            assert stopping["in_flight"] == 1
+            assert await status_of(session, url) == 503
+            go_on.set()
+            assert await ask == 200
+            assert await asyncio.to_thread(proxy.wait) == 0
+
+    asyncio.run(asyncio.wait_for(life(), WAIT_S))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_cuts_off_what_is_in_flight(number: int) -> None:
+    async def life() -> None:
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+
+            async def never(call: Call) -> web.StreamResponse:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            d = await Engine(never).start(stack)
+            proxy = stack.enter_context(Running("--decode", d.url, "--virtual"))
+            url = (await asyncio.to_thread(proxy.expect, "ready"))["url"] + "/v1/completions"
+            ask = asyncio.create_task(status_of(session, url))
+            await d.arrived.get()
+            proxy.signal(number)
+            await asyncio.to_thread(proxy.expect, "stopping")
+            proxy.signal(number)
+            await d.cancelled.get()
+            with pytest.raises(aiohttp.ClientError):
+                await ask
+            assert await asyncio.to_thread(proxy.wait) == 0
+
+    asyncio.run(asyncio.wait_for(life(), WAIT_S))
+
+
+async def status_of(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.post(url, json={"prompt": "a"}) as reply:
+        return reply.status
 
 
 @pytest.mark.parametrize(
@@ -95,6 +161,13 @@ def test_a_whole_life() -> None:
             "--advertise-url: needed",
         ),
         (["--decode", "http://a", "--virtual", "--prefill-timeout", "0"], "--prefill-timeout"),
+        (["--decode", "http://a", "--virtual", "--prefill-timeout", "nan"], "--prefill-timeout"),
+        (["--decode", "http://a", "--virtual", "--prefill-timeout", "inf"], "--prefill-timeout"),
+        (["--decode", "http://a/v1", "--virtual"], "'http://a/v1' ends with /v1"),
+        (["--decode", "http://a?b", "--virtual"], "has a query"),
+        (["--decode", "http://" + "a" * 70, "--virtual"], "is no URL"),
+        (["--decode", "http://a", "http://a", "--virtual"], "'http://a' is given twice"),
+        (["--decode", "http://a", "--virtual", "--advertise-url", "a:1"], "--advertise-url: 'a:1'"),
     ],
 )
 def test_wrong_flags(flags: list[str], problem: str) -> None:
@@ -102,7 +175,6 @@ def test_wrong_flags(flags: list[str], problem: str) -> None:
         [*COMMAND, *flags], capture_output=True, text=True, timeout=WAIT_S, check=False
     )
     assert done.returncode == 2
-
     assert re.search(problem, done.stderr), done.stderr
 
 

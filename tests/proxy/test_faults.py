@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from .engines import Call, Cluster, answer, prefill
+from .engines import WAIT_S, Call, Cluster, answer, prefill
 
 Run = Callable[..., None]
 
@@ -41,7 +43,7 @@ def test_a_p_that_cannot_be_reached_is_not_the_last(run: Run) -> None:
     run(story, dead_p=2)
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [404, 429, 503])
 def test_a_p_that_turns_it_away_is_not_the_last(run: Run, status: int) -> None:
     async def story(cluster: Cluster) -> None:
         for _ in range(4):
@@ -64,10 +66,43 @@ def test_no_p_at_all_is_said_at_once(run: Run) -> None:
     run(story, p=[says(503)], dead_p=1)
 
 
+def finishes(*reasons: object) -> Callable[[Call], object]:
+    """A P engine that answers 200 with choices that ended so."""
+
+    async def handler(call: Call) -> web.StreamResponse:
+        [choice] = answer(call)["choices"]
+        choices = [{**choice, "finish_reason": reason} for reason in reasons]
+        return web.json_response({**answer(call), "choices": choices})
+
+    return handler
+
+
+async def redirects(call: Call) -> web.StreamResponse:
+    raise web.HTTPTemporaryRedirect(call.request.path)
+
+
+async def too_much(call: Call) -> web.StreamResponse:
+    return web.json_response(answer(call, "x" * (5 << 20)))
+
+
 @pytest.mark.parametrize(
     "handler",
-    [breaks, says(500), says(400), says(200, "no JSON"), says(200, "{}"), never],
-    ids=["breaks", "500", "400", "no-json", "no-completion", "slow"],
+    [
+        pytest.param(breaks, id="breaks"),
+        pytest.param(says(500), id="500"),
+        pytest.param(says(400), id="400"),
+        pytest.param(says(200, "no JSON"), id="no-json"),
+        pytest.param(says(200, "[]"), id="no-object"),
+        pytest.param(says(200, '{"choices": [5]}'), id="no-choice"),
+        pytest.param(finishes(), id="no-choices"),
+        pytest.param(finishes(None), id="unfinished"),
+        pytest.param(finishes(["length"]), id="strange"),
+        pytest.param(finishes("abort"), id="aborted"),
+        pytest.param(finishes("error"), id="failed"),
+        pytest.param(redirects, id="redirects"),
+        pytest.param(too_much, id="too-much"),
+        pytest.param(never, id="slow"),
+    ],
 )
 def test_a_p_that_had_it_is_the_last(run: Run, handler: Callable[..., object]) -> None:
     """It may have begun to write: nobody else may write there at the same time."""
@@ -81,20 +116,6 @@ def test_a_p_that_had_it_is_the_last(run: Run, handler: Callable[..., object]) -
         assert len(cluster.p[0].calls) + len(cluster.p[1].calls) == 1
 
     run(story, p=[handler, handler], prefill_timeout_s=0.5)
-
-
-@pytest.mark.parametrize("reason", ["abort", "error"])
-def test_a_prefill_that_was_aborted_has_failed(run: Run, reason: str) -> None:
-    async def aborted(call: Call) -> web.StreamResponse:
-        body = answer(call)
-        body["choices"][0]["finish_reason"] = reason
-        return web.json_response(body)
-
-    async def story(cluster: Cluster) -> None:
-        await cluster.ask({"prompt": "a"})
-        assert cluster.decode.replies[0][0] == 502
-
-    run(story, p=[aborted])
 
 
 def test_a_d_that_cannot_be_reached_is_not_the_last(run: Run) -> None:
@@ -129,13 +150,97 @@ def test_what_d_says_is_passed_on(run: Run, prompt: object, stream: bool) -> Non
     run(story, d=[says(422, '{"error": "so it is"}')])
 
 
-def test_a_d_that_breaks_before_its_answer(run: Run) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_part_that_fails_is_the_answer_for_all(run: Run, stream: bool) -> None:
+    """At once: it does not wait for the other parts, and ends them."""
+
+    async def fails(call: Call) -> web.StreamResponse:
+        if call.body["prompt"] == "bad":
+            return web.json_response({"error": "so it is"}, status=400)
+        return await never(call)
+
     async def story(cluster: Cluster) -> None:
-        status, got = await cluster.ask({"prompt": "a"})
+        status, got = await cluster.ask({"prompt": ["good", "bad"], "stream": stream})
+        assert (status, got) == (400, {"error": "so it is"})
+        assert (await cluster.d[0].cancelled.get()).body["prompt"] == "good"
+
+    run(story, d=[fails])
+
+
+def test_what_d_says_of_trying_again_is_passed_on(run: Run) -> None:
+    async def busy(call: Call) -> web.StreamResponse:
+        return web.Response(status=503, text="busy", headers={"Retry-After": "7"})
+
+    async def story(cluster: Cluster) -> None:
+        url = cluster.url + "/v1/completions"
+        async with cluster.session.post(url, json={"prompt": "a"}) as reply:
+            assert (reply.status, await reply.text()) == (503, "busy")
+            assert reply.headers["Retry-After"] == "7"
+        assert len(cluster.d[0].calls) == 1
+
+    run(story, d=[busy])
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"stream": True}, {"stream": True, "n": 2}])
+@pytest.mark.parametrize("with_status", [True, False])
+def test_a_d_that_breaks_before_its_answer(
+    run: Run, body: dict[str, object], with_status: bool
+) -> None:
+    """A status of D is no answer yet. What P still computes for it is cancelled."""
+
+    async def story(cluster: Cluster) -> None:
+        posts: list[asyncio.Task[tuple[int, object]]] = []
+
+        async def breaks_off(call: Call) -> web.StreamResponse:
+            posts.append(asyncio.create_task(cluster.decode.post(call)))  # type: ignore[arg-type]
+            await cluster.p[0].arrived.get()
+            if with_status:
+                response = web.StreamResponse()
+                await response.prepare(call.request)
+            return await breaks(call)
+
+        cluster.d[0].handler = breaks_off
+        status, got = await cluster.ask({"prompt": "a", **body})
         assert status == 502
         assert "broke off" in got["error"]["message"]
+        for post in posts:
+            await cluster.p[0].cancelled.get()
+            assert (await post)[0] in (404, 502)
 
-    run(story, d=[breaks])
+    run(story, p=[never])
+
+
+@pytest.mark.parametrize(
+    "said", ["no JSON", "[]", "{}", '{"choices": 5}', '{"choices": []}', '{"choices": [5]}']
+)
+def test_answers_of_d_that_cannot_be_merged(run: Run, said: str) -> None:
+    async def story(cluster: Cluster) -> None:
+        status, got = await cluster.ask({"prompt": ["a", "b"]})
+        assert (status, got["error"]["code"]) == (502, 502)
+        assert "D answered" in got["error"]["message"]
+
+    run(story, d=[says(200, said)])
+
+
+def test_a_d_that_breaks_within_a_large_answer(run: Run) -> None:
+    """Half an answer must not look like a whole one."""
+
+    async def half(call: Call) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(call.request)
+        await response.write(b"x" * (3 << 20))
+        assert call.request.transport is not None
+        call.request.transport.close()
+        return response
+
+    async def story(cluster: Cluster) -> None:
+        url = cluster.url + "/v1/completions"
+        async with cluster.session.post(url, json={"prompt": "a"}) as reply:
+            assert reply.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await reply.read()
+
+    run(story, d=[half])
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
@@ -195,7 +300,7 @@ def test_a_client_that_leaves_a_stream_half_read(run: Run) -> None:
             reply.close()
         await cluster.d[0].cancelled.get()
 
-    run(story, d=[endless])
+    run(story, virtual=True, d=[endless])
 
 
 def test_d_ends_while_p_still_computes(run: Run) -> None:
@@ -244,6 +349,53 @@ def test_p_answers_after_d(run: Run) -> None:
     run(story)
 
 
+def test_p_that_answers_long_after_d_is_cancelled(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        posts: list[asyncio.Task[tuple[int, dict[str, Any]]]] = []
+
+        async def quick(call: Call) -> web.StreamResponse:
+            posts.append(asyncio.create_task(cluster.decode.post(call)))
+            await cluster.p[0].arrived.get()
+            return web.json_response(answer(call))
+
+        cluster.d[0].handler = quick
+        assert (await cluster.ask({"prompt": "a"}))[0] == 200
+        await cluster.p[0].cancelled.get()
+        status, said = await posts[0]
+        assert status == 502
+        assert "D answered" in said["error"]["message"]
+        await cluster.proxy.settled()
+
+    run(story, p=[never], late_prefill_s=0.1)
+
+
+def test_who_posts_when_d_answers_already_is_not_believed(run: Run) -> None:
+    """D's answer names the token. A client that reads it there must not have P write anywhere."""
+
+    async def story(cluster: Cluster) -> None:
+        seen = asyncio.Event()
+
+        async def answers(call: Call) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(call.request)
+            await response.write(b"data: " + json.dumps(answer(call)).encode() + b"\n\n")
+            await seen.wait()
+            return response
+
+        cluster.d[0].handler = answers
+        url = cluster.url + "/v1/completions"
+        async with cluster.session.post(url, json={"prompt": "a", "stream": True}) as reply:
+            event = await reply.content.readuntil(b"\n\n")
+            token = json.loads(event.removeprefix(b"data: "))["id"].removeprefix("cmpl-")
+            status, got = await cluster.ask({"request_id": "x"}, f"/v1/metaserver?request={token}")
+            assert (status, "answers already" in got["error"]["message"]) == (404, True)
+            seen.set()
+            await reply.read()
+        assert cluster.p[0].calls == []
+
+    run(story)
+
+
 def test_a_daemon_that_restarts_posts_again(run: Run) -> None:
     """Its addresses are other ones: the prefill before is cancelled, and a new one runs."""
 
@@ -263,6 +415,39 @@ def test_a_daemon_that_restarts_posts_again(run: Run) -> None:
         assert len(cluster.p[0].calls) == 2
 
     run(story, p=[never])
+
+
+def test_posts_for_the_same_name_take_turns(run: Run) -> None:
+    """However many come at once: never do two prefills of it run, and the last one counts."""
+    posts = 8
+
+    async def story(cluster: Cluster) -> None:
+        [node] = cluster.proxy._prefill
+        running: set[int] = set()
+        go_on = asyncio.Event()
+
+        async def slow(call: Call) -> web.StreamResponse:
+            running.add(node.legs)
+            await go_on.wait()
+            return await prefill(call)
+
+        async def posts_often(call: Call) -> web.StreamResponse:
+            calls = [asyncio.create_task(cluster.decode.post(call)) for _ in range(posts)]
+            statuses = []
+            for done in asyncio.as_completed(calls):
+                statuses.append((await done)[0])
+                if len(statuses) == posts - 1:
+                    await cluster.p[0].arrived.get()
+                    go_on.set()
+            return web.json_response(statuses)
+
+        cluster.p[0].handler = slow
+        cluster.d[0].handler = posts_often
+        _, statuses = await cluster.ask({"prompt": "a"})
+        assert statuses == [502] * (posts - 1) + [200]
+        assert running == {1}
+
+    run(story)
 
 
 def test_a_daemon_that_hangs_up_stops_no_prefill(run: Run) -> None:
@@ -301,6 +486,59 @@ def test_unknown_names_at_the_metaserver(run: Run) -> None:
         assert (status, got["error"]["param"]) == (400, "request_id")
 
     run(story)
+
+
+def test_a_virtual_request_has_no_name_for_the_metaserver(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        async def tries(call: Call) -> web.StreamResponse:
+            url = f"/v1/metaserver?request={call.token}"
+            status, _ = await cluster.ask({"request_id": "x"}, url)
+            return web.json_response({"status": status})
+
+        cluster.d[0].handler = tries
+        params = {"do_remote_prefill": True, "do_virtual": True}
+        _, got = await cluster.ask({"prompt": "a", "kv_transfer_params": params})
+        assert got == {"status": 404}
+        assert cluster.p[0].calls == []
+
+    run(story)
+
+
+def test_no_new_requests_at_the_end_but_those_in_flight_may_end(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        go_on = asyncio.Event()
+
+        async def slow(call: Call) -> web.StreamResponse:
+            await go_on.wait()
+            return await cluster.decode(call)
+
+        cluster.d[0].handler = slow
+        ask = asyncio.create_task(cluster.ask({"prompt": "a"}))
+        await cluster.d[0].arrived.get()
+        draining = asyncio.create_task(cluster.proxy.drain(WAIT_S))
+        async with cluster.session.get(cluster.url + "/health") as reply:
+            assert (reply.status, (await reply.json())["status"]) == (503, "shutting down")
+        status, got = await cluster.ask({"prompt": "b"})
+        assert (status, got["error"]["message"]) == (503, "the proxy is shutting down")
+        go_on.set()
+        # Its daemon has asked for the prefill only now.
+        assert (await ask)[0] == 200
+        assert await draining
+        assert len(cluster.p[0].calls) == 1
+
+    run(story)
+
+
+def test_the_end_does_not_wait_for_ever(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        ask = asyncio.create_task(cluster.ask({"prompt": "a"}))
+        await cluster.d[0].arrived.get()
+        assert not await cluster.proxy.drain(0.05)
+        ask.cancel()
+        await cluster.d[0].cancelled.get()
+        assert await cluster.proxy.drain(WAIT_S)
+
+    run(story, d=[never])
 
 
 def test_a_request_that_is_over_has_no_name(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,63 @@ def test_chat(run: Run) -> None:
         assert p.api == "/v1/chat/completions"
         assert p.body["max_completion_tokens"] == 1
         assert {key: p.body[key] for key in body} == body
+
+    run(story)
+
+
+def test_chat_with_n_in_a_stream(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "seed": 7}
+        events = await cluster.stream(body, "/v1/chat/completions")
+        assert events.pop() == "[DONE]"
+        assert sorted(event["choices"][0]["index"] for event in events) == [0, 0, 0, 1, 1, 1]
+        for engine in (cluster.d[0], cluster.p[0]):
+            assert {call.api for call in engine.calls} == {"/v1/chat/completions"}
+            assert sorted(call.body["seed"] for call in engine.calls) == [7, 8]
+            assert [call.body["n"] for call in engine.calls] == [1, 1]
+            assert [call.body["messages"] for call in engine.calls] == [body["messages"]] * 2
+
+    run(story)
+
+
+def test_what_is_about_answers_is_for_d_alone(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        asked = {"logprobs": 2, "logprob_token_ids": [1], "echo": True, "stop": ["x"]}
+        assert (await cluster.ask({"prompt": "a", **asked}))[0] == 200
+        [d], [p] = cluster.d[0].calls, cluster.p[0].calls
+        assert {key: d.body.get(key) for key in asked} == asked
+        assert {key: p.body[key] for key in asked if key in p.body} == {"stop": ["x"]}
+
+    run(story)
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"stream": True}, {"stream": True, "n": 2}])
+def test_every_answer_says_where_its_time_went(run: Run, body: dict[str, Any]) -> None:
+    async def story(cluster: Cluster) -> None:
+        url = cluster.url + "/v1/completions"
+        async with cluster.session.post(url, json={"prompt": "a", **body}) as reply:
+            assert reply.status == 200
+            await reply.read()
+            parts = [part.split(";dur=") for part in reply.headers["Server-Timing"].split(", ")]
+        names = ["decode_sent", "metaserver", "prefill_sent", "prefill_answered", "first_byte"]
+        assert [name for name, _ in parts] == names
+        times = [float(at) for _, at in parts]
+        assert times == sorted(times)
+        assert times[0] > 0
+
+    run(story)
+
+
+def test_a_client_s_own_id_stays_here(run: Run) -> None:
+    """Engines would not tell apart two requests for which clients have chosen the same id."""
+
+    async def story(cluster: Cluster) -> None:
+        for _ in range(2):
+            await cluster.ask({"prompt": "a"}, headers={"X-Request-Id": "same"})
+        first, second = cluster.d[0].calls
+        assert "same" not in (first.token, second.token)
+        assert first.token != second.token
+        assert min(len(first.token), len(second.token)) == 32
 
     run(story)
 
@@ -150,6 +208,17 @@ def test_merged_streams(run: Run, with_usage: bool) -> None:
     run(story)
 
 
+def test_usage_that_d_tells_unasked(run: Run) -> None:
+    """D engines can be started so that they always tell it."""
+
+    async def story(cluster: Cluster) -> None:
+        cluster.decode.always_usage = True
+        events = await cluster.stream({"prompt": ["a", "b"]})
+        assert events[-2]["usage"]["total_tokens"] == 18
+
+    run(story)
+
+
 def test_virtual_requests_need_no_p(run: Run) -> None:
     async def story(cluster: Cluster) -> None:
         status, _ = await cluster.ask({"prompt": ["a", "b"]})
@@ -193,6 +262,18 @@ def test_a_d_that_needs_no_prefill(run: Run) -> None:
         assert cluster.p[0].calls == []
 
     run(story, d=[knows_it])
+
+
+def test_equals_take_turns(run: Run) -> None:
+    async def virtual(call: Call) -> web.StreamResponse:
+        return web.json_response(answer(call))
+
+    async def story(cluster: Cluster) -> None:
+        for _ in range(6):
+            assert (await cluster.ask({"prompt": "a"}))[0] == 200
+        assert [len(engine.calls) for engine in cluster.d] == [2, 2, 2]
+
+    run(story, virtual=True, d=[virtual] * 3)
 
 
 def test_load_is_spread(run: Run) -> None:
@@ -245,6 +326,9 @@ def test_load_is_spread(run: Run) -> None:
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
         ({"prompt": "a", "stream": "yes"}, "stream"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+        ({"prompt": "a", "n": ["x" * 100_000]}, "n"),
+        ({"prompt": "a", "n": True}, "n"),
+        ({"prompt": "a", "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
         ({"prompt": "a", "kv_transfer_params": 5}, "kv_transfer_params"),
         (
             {"prompt": "a", "kv_transfer_params": {"do_virtual": "yes"}},
@@ -258,7 +342,43 @@ def test_bad_bodies(run: Run, body: Any, field: str | None) -> None:
         assert status == 400
         assert got["error"]["param"] == field
         assert got["error"]["message"].startswith(field or "the body")
+        assert len(got["error"]["message"]) < 500
         assert cluster.d[0].calls == []
+
+    run(story)
+
+
+def test_a_virtual_prompt_may_be_cut_to_fit(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        body = {"prompt": "a", "truncate_prompt_tokens": -1}
+        assert (await cluster.ask(body))[0] == 200
+
+    run(story, virtual=True)
+
+
+@pytest.mark.parametrize("depth", [10, 900, 940, 960, 970, 980, 985, 990, 2000])
+def test_bodies_that_are_deeply_nested(run: Run, depth: int) -> None:
+    """Somewhere they can be read but not written again."""
+
+    async def story(cluster: Cluster) -> None:
+        content = '{"prompt": "a", "x": ' + "[" * depth + "]" * depth + "}"
+        async with cluster.session.post(cluster.url + "/v1/completions", data=content) as reply:
+            assert reply.status in ((200,) if depth == 10 else (200, 400))
+            assert reply.status == 200 or "the body" in (await reply.json())["error"]["message"]
+
+    async def quick(call: Call) -> web.StreamResponse:
+        return web.json_response(answer(call))
+
+    run(story, d=[quick])
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/metaserver"])
+def test_a_body_that_is_not_what_its_header_says(run: Run, path: str) -> None:
+    async def story(cluster: Cluster) -> None:
+        async with cluster.session.post(
+            cluster.url + path, data=b"{}", headers={"Content-Encoding": "gzip"}
+        ) as reply:
+            assert reply.status == 400
 
     run(story)
 
@@ -290,6 +410,73 @@ def test_bodies_that_are_too_large(run: Run) -> None:
         assert "4096" in got["error"]["message"]
 
     run(story, max_body_bytes=4096)
+
+
+def test_requests_whose_parts_are_too_large_together(run: Run) -> None:
+    async def story(cluster: Cluster) -> None:
+        big = {"prompt": "x" * 3000}
+        assert (await cluster.ask({**big, "n": 5}))[0] == 200
+        status, got = await cluster.ask({**big, "n": 6})
+        assert (status, "16384" in got["error"]["message"]) == (413, True)
+        # What every part repeats counts for every part; prompts do not.
+        status, _ = await cluster.ask({"prompt": ["a"] * 50, "user": "x" * 3000})
+        assert status == 413
+        status, _ = await cluster.ask({"prompt": ["x" * 60] * 50})
+        assert status == 200
+
+    run(story, max_body_bytes=4096)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [True, False])
+def test_large_answers(run: Run, n: int, stream: bool) -> None:
+    async def story(cluster: Cluster) -> None:
+        prompt = "x" * 3_000_000
+        body = {"prompt": prompt, "n": n}
+        if stream:
+            events = await cluster.stream(body)
+            texts = [event["choices"][0]["text"] for event in events[:-1]]
+            assert [text[:-3] for text in texts] == [prompt] * 3 * n
+        else:
+            status, got = await cluster.ask(body)
+            assert status == 200
+            assert [choice["text"] for choice in got["choices"]] == [prompt] * n
+
+    run(story)
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+def test_a_client_that_reads_slowly_makes_d_wait(run: Run, prompt: Any) -> None:
+    """Nothing but buffers of a fixed size lies between them."""
+    chunks, size = 64, 1 << 20
+
+    async def story(cluster: Cluster) -> None:
+        stuck = asyncio.Event()
+
+        async def much(call: Call) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(call.request)
+            chunk = json.dumps(answer(call, "~" * size, usage=False)).encode()
+            for _ in range(chunks):
+                writing = asyncio.ensure_future(response.write(b"data: " + chunk + b"\n\n"))
+                done, _ = await asyncio.wait([writing], timeout=1.0)
+                if not done:
+                    stuck.set()
+                await writing
+            return response
+
+        cluster.d[0].handler = much
+        url = cluster.url + "/v1/completions"
+        body = {"prompt": prompt, "stream": True}
+        async with cluster.session.post(url, json=body) as reply:
+            await stuck.wait()
+            got = 0
+            async for piece in reply.content.iter_any():
+                got += piece.count(b"~")
+        texts = chunks * (len(prompt) if isinstance(prompt, list) else 1)
+        assert got == texts * size
+
+    run(story)
 
 
 def test_other_paths_and_methods(run: Run) -> None:

@@ -158,6 +158,8 @@ class Cluster:
         **settings: Any,
     ) -> Cluster:
         """`p`, `d`: the engines' handlers; `dead_*`: so many addresses where nobody listens."""
+        # Nothing is to end only because the proxy has waited for it long enough.
+        settings.setdefault("late_prefill_s", 10 * WAIT_S)
         unlimited = aiohttp.TCPConnector(limit=0)
         self.session = await self._stack.enter_async_context(
             aiohttp.ClientSession(connector=unlimited)

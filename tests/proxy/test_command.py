@@ -16,6 +16,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from decoded.proxy.settings import Settings
+
 from .engines import WAIT_S, Call, Decode, Engine, prefill
 
 COMMAND = [sys.executable, "-m", "decoded", "proxy", "--log-format", "json"]
@@ -135,7 +137,7 @@ def test_a_second_signal_cuts_off_what_is_in_flight(number: int) -> None:
             proxy.signal(number)
             await asyncio.to_thread(proxy.expect, "stopping")
             proxy.signal(number)
-            await d.cancelled.get()
+            await asyncio.wait_for(d.cancelled.get(), Settings.shutdown_s - 1)
             with pytest.raises(aiohttp.ClientError):
                 await ask
             assert await asyncio.to_thread(proxy.wait) == 0

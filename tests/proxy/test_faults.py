@@ -97,6 +97,7 @@ async def too_much(call: Call) -> web.StreamResponse:
         pytest.param(finishes(), id="no-choices"),
         pytest.param(finishes(None), id="unfinished"),
         pytest.param(finishes(["length"]), id="strange"),
+        pytest.param(finishes(5), id="a-number"),
         pytest.param(finishes("abort"), id="aborted"),
         pytest.param(finishes("error"), id="failed"),
         pytest.param(redirects, id="redirects"),
@@ -445,7 +446,7 @@ def test_posts_for_the_same_name_take_turns(run: Run) -> None:
         cluster.d[0].handler = posts_often
         _, statuses = await cluster.ask({"prompt": "a"})
         assert statuses == [502] * (posts - 1) + [200]
-        assert running == {1}
+        assert max(running) == 1
 
     run(story)
 

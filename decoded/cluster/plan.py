@@ -75,6 +75,8 @@ class Plan:
                 "HF_HUB_OFFLINE": "1",
                 "MC_TCP_ENABLE_CONNECTION_POOL": "1",
                 "MC_TRANSFER_TIMEOUT": str(_TRANSFER_S),
+                # Eager means it: compiling on two cores takes minutes of an engine's first step.
+                "TORCHDYNAMO_DISABLE": "1",
                 "VLLM_CPU_KVCACHE_SPACE": str(self.kv_gib),
                 "VLLM_CPU_OMP_THREADS_BIND": cores,
                 "VLLM_HOST_IP": HOST,

@@ -108,5 +108,5 @@ def test_external_ids_undo_what_vllm_adds(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(TransferResults is not None, reason="vLLM 0.32 can be told of failed requests")
 def test_where_failures_cannot_be_reported_the_engine_does_not_start(tmp_path: Path) -> None:
     hybrid = config(tmp_path, {})
-    with pytest.raises(SettingsError, match=r"2 KV cache groups.*--disable-hybrid-kv-cache-manager"):
+    with pytest.raises(SettingsError, match=r"2 KV cache groups.*--disable-hybrid-kv-cache"):
         DecodedConnector(hybrid, KVConnectorRole.SCHEDULER, cache_config(2))

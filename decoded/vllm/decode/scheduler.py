@@ -87,10 +87,13 @@ class DecodeScheduler:
         """(tokens of the prompt to be loaded, whether asynchronously).
 
         The last token of a prompt is computed in any case, for its logits: a request that
-        lacks nothing else is not loaded.
+        lacks nothing else is not loaded. Nor is one that asks for its prompt's log
+        probabilities, which come from computing it.
         """
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill") or request.request_id in self._tried:
+            return 0, False
+        if request.skip_reading_prefix_cache:
             return 0, False
         missing = request.num_prompt_tokens - num_computed_tokens
         return (missing, True) if missing > 1 else (0, False)

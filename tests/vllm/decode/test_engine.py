@@ -121,6 +121,15 @@ def test_nothing_is_fetched_for_the_last_token_alone(make_engine: MakeEngine) ->
     assert loads(engine) == {}
 
 
+def test_a_prompt_whose_log_probabilities_are_wanted_is_computed(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    request = engine.add("a-00000001", prompt_of(100), dict(VIRTUAL))
+    request.skip_reading_prefix_cache = True
+    assert engine.step().num_scheduled_tokens == {"a-00000001": 100}
+    engine.run()
+    assert loads(engine) == {}
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_a_failed_load_is_recomputed(

@@ -109,6 +109,20 @@ def test_every_answer_says_where_its_time_went(run: Run, body: dict[str, Any]) -
     run(story)
 
 
+def test_engines_hear_who_asks(run: Run) -> None:
+    """They may want an API key, each of them."""
+
+    async def story(cluster: Cluster) -> None:
+        headers = {"Authorization": "Bearer key", "traceparent": "00-1-2-01", "Cookie": "a=b"}
+        await cluster.ask({"prompt": "a"}, headers=headers)
+        for engine in (cluster.d[0], cluster.p[0]):
+            [call] = engine.calls
+            got = {key: call.request.headers.get(key) for key in headers}
+            assert got == {**headers, "Cookie": None}
+
+    run(story)
+
+
 def test_a_client_s_own_id_stays_here(run: Run) -> None:
     """Engines would not tell apart two requests for which clients have chosen the same id."""
 
@@ -358,7 +372,7 @@ def test_a_virtual_prompt_may_be_cut_to_fit(run: Run) -> None:
 
 @pytest.mark.parametrize("depth", [10, 900, 940, 960, 970, 980, 985, 990, 2000])
 def test_bodies_that_are_deeply_nested(run: Run, depth: int) -> None:
-    """Somewhere they can be read but not written again."""
+    """Too deep for a JSON parser: no fault of the proxy's own."""
 
     async def story(cluster: Cluster) -> None:
         content = '{"prompt": "a", "x": ' + "[" * depth + "]" * depth + "}"

@@ -5,7 +5,7 @@ this package are its parts.
 """
 
 from .errors import HandshakeError, ParamsError, PlanError, ProducerError, PushError
-from .params import RemoteParams, decode_params
+from .params import RemoteAddress, RemoteParams, decode_params, read_address
 from .producer import Producer, ProducerSettings
 from .push import Push
 from .request import PushRequest, PushResult
@@ -21,6 +21,8 @@ __all__ = [
     "PushError",
     "PushRequest",
     "PushResult",
+    "RemoteAddress",
     "RemoteParams",
     "decode_params",
+    "read_address",
 ]

@@ -44,6 +44,19 @@ class RemoteParams(msgspec.Struct, frozen=True):
     do_virtual: bool | None = None
 
 
+class RemoteAddress(msgspec.Struct, frozen=True):
+    """Who waits for a request's KV: of `RemoteParams`, what it takes to tell it FAILED."""
+
+    request_id: Id
+    remote_host: Host
+    remote_port: Port
+    remote_tp_size: Size = 1
+
+    @classmethod
+    def of(cls, params: RemoteParams) -> RemoteAddress:
+        return cls(params.request_id, params.remote_host, params.remote_port, params.remote_tp_size)
+
+
 _decoder = msgspec.json.Decoder(RemoteParams)
 
 
@@ -65,3 +78,11 @@ def decode_params(body: bytes) -> RemoteParams:
     if groups not in (0, sizes):
         raise ParamsError(f"remote_block_ids has {groups} KV groups, remote_block_size has {sizes}")
     return params
+
+
+def read_address(params: object) -> RemoteAddress | None:
+    """Who waits, of parameters that `decode_params` refuses; None if not even that is there."""
+    try:
+        return msgspec.convert(params, RemoteAddress)
+    except msgspec.ValidationError:
+        return None

@@ -16,10 +16,11 @@ from decoded.wire.side_channel import Failed, Metadata
 from .errors import HandshakeError, ProducerError, PushError
 from .handshake import HandshakeSettings, MetadataCache, fetch_metadata
 from .notify import Notifier, NotifySettings
-from .params import RemoteParams
+from .params import RemoteAddress, RemoteParams
 from .plan import check_blocks, chunk_range, remote_rank, shard
 from .progress import ProgressChannel
-from .push import Push, Rank, Target
+from .push import Push
+from .rank import Rank, Target
 from .request import PushRequest, check_local_blocks
 from .sockets import Context
 from .writer import Writer
@@ -111,7 +112,11 @@ class Producer:
             raise PushError("the producer is closed")
         if request.prompt_tokens < 1:
             raise PushError(f"{params.request_id}: a prompt has at least one token")
-        ratio, at = self._served(params)
+        try:
+            ratio, at = self._served(params)
+        except ProducerError:
+            self.refuse(RemoteAddress.of(params))
+            raise
         if not self._something(request, range(len(self._rank.layout.groups))):
             check_local_blocks(self._rank.layout, request.block_ids)
             return self._track(Push(self._rank, request, None))
@@ -121,18 +126,47 @@ class Producer:
             metadata, fresh = self._metadata(request, port)
             target = self._target(request, metadata, port, ratio)
         except ProducerError as error:
-            self._refuse(request, port, ratio, error)
+            # D said an error itself, or it expects no word.
+            said = isinstance(error, HandshakeError) and error.answered
+            if not said and self._something(request, [self._rank.layout.layers[-1].group]):
+                self.refuse(RemoteAddress.of(params))
             raise
         push = self._track(Push(self._rank, request, target if target.shard.sends else None))
         if fresh and target.shard.parts > 1:
             push.connect()
         return push
 
-    def flush(self) -> None:
-        """Wait until every layer that was pushed before is written, or has failed: then nothing
-        reads its blocks. Takes as long as those writes, at most MC_TRANSFER_TIMEOUT each.
+    def knows(self, params: RemoteParams) -> bool:
+        """Whether `open` needs no handshake for this request."""
+        try:
+            _, at = self._served(params)
+        except ProducerError:
+            return True  # It is refused at once.
+        return self._rank.cache.get(params.remote_engine_id, params.remote_port + at) is not None
+
+    def refuse(self, address: RemoteAddress) -> None:
+        """Tell D that no KV comes for a request; returns at once. For one that cannot be opened.
+
+        The D rank that this rank serves is told. Where the sizes do not fit nobody serves any;
+        then P's ranks share out D's, so that each is told.
         """
-        self._rank.writer.wait()
+        parts, rest = divmod(self.tp_size, address.remote_tp_size)
+        # How many senders D hears from is not known yet; D takes the largest number that it is
+        # told, and this is never too small.
+        count, told = (
+            (1, range(self.tp_rank, address.remote_tp_size, self.tp_size))
+            if rest or not parts
+            else (parts, [self.tp_rank // parts])
+        )
+        message = Failed(address.request_id, count, self._rank.sender)
+        with self._lock:
+            if self._closed:
+                return
+            for rank in told:
+                if address.remote_port + rank <= 65535:
+                    self._rank.notifier.send(
+                        address.remote_host, address.remote_port + rank, message
+                    )
 
     def close(self) -> None:
         """Fail every push that is under way, tell their D ranks, close Mooncake.
@@ -214,20 +248,6 @@ class Producer:
                 request.prompt_tokens,
             )
         return Target(params.remote_engine_id, params.remote_host, port, metadata, part)
-
-    def _refuse(self, request: PushRequest, port: int, ratio: int, error: ProducerError) -> None:
-        """Tell D that nothing comes, unless it said so itself or expects no word.
-
-        How many senders D hears from is not known yet; D takes the largest number it is
-        told, and the ratio is never too small.
-        """
-        if isinstance(error, HandshakeError) and error.answered:
-            return
-        if not self._something(request, [self._rank.layout.layers[-1].group]):
-            return
-        params = request.params
-        message = Failed(params.request_id, ratio, self._rank.sender)
-        self._rank.notifier.send(params.remote_host, port, message)
 
     def _track(self, push: Push) -> Push:
         """Keep a push until it has ended, so that `close` can end it."""

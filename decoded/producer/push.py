@@ -6,63 +6,32 @@ import concurrent.futures
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import structlog
 
-from decoded.kv.transfer import TransferError, session_name
-from decoded.wire.layout import KvLayout
-from decoded.wire.side_channel import Done, Failed, LayerMetadata, Layers, Metadata
+from decoded.kv.transfer import TransferError
+from decoded.wire.side_channel import Done, Failed, Layers
 
+from .blocks import LocalBlocks
 from .errors import PushError
-from .handshake import MetadataCache
-from .notify import Delivery, Notifier
-from .plan import Run, Shard, Writes, chunk_range, kernel_runs, layer_writes
-from .progress import ProgressChannel, PushProgress
+from .notify import Delivery
+from .plan import Writes, chunk_range, layer_writes
+from .progress import PushProgress
+from .rank import Rank, Target
 from .request import PushRequest, PushResult, check_local_blocks
-from .writer import Writer
 
 log = structlog.get_logger(__name__)
 
 CONNECT_BYTES = 128
-_RUNS_KEPT = 16
-
-
-@dataclass(frozen=True)
-class Target:
-    """The D rank that a push goes to: its side channel, its memory, our part of its blocks."""
-
-    engine_id: str
-    host: str
-    port: int
-    metadata: Metadata
-    shard: Shard
-
-    @property
-    def session(self) -> str:
-        return session_name(self.host, self.metadata.te_rpc_port)
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What all pushes of one P rank share."""
-
-    layout: KvLayout
-    layers: dict[str, LayerMetadata]
-    sender: str
-    writer: Writer
-    notifier: Notifier
-    progress: ProgressChannel
-    cache: MetadataCache
 
 
 class Push:
     """The push of one request; `Producer.open` makes it. Of one thread at a time.
 
-    No method waits for a write or for D, except `finish`. P's blocks must stay as they are
-    until `outcome`, a Future, has its result.
+    No method waits for a write or for D, except `finish` and `flush`. P's blocks must stay as
+    they are until `outcome`, a Future, has its result.
     """
 
     def __init__(self, rank: Rank, request: PushRequest, target: Target | None) -> None:
@@ -70,14 +39,15 @@ class Push:
         self._request = request
         self._target = target
         self._names = [layer.name for layer in rank.layout.layers]
-        self._blocks = [list(ids) for ids in request.block_ids]
+        self._local = LocalBlocks(request.block_ids)
+        self._queued: Future[None] | None = None
         self._computed = [0] * len(self._names)
         self._pushed = [False] * len(self._names)
-        self._runs: dict[tuple[int, range, int, int], list[Run]] = {}
         self._stopped = ""
         self._sealed = False
         self._ending = False
-        self._began = self._sealed_at = time.monotonic()
+        self._began = time.monotonic()
+        self._sealed_at: float | None = None
         self.external_id = request.params.request_id
         self._progress = self._progress_of(target)
         self.layers_written = 0
@@ -88,17 +58,24 @@ class Push:
     def add_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
         """More of P's blocks, per KV group, for the chunks to come. Raises PushError."""
         check_local_blocks(self._rank.layout, block_ids)
-        for mine, more in zip(self._blocks, block_ids, strict=True):
-            mine.extend(more)
+        self._local.extend(block_ids)
 
     def replace_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
-        """The request has other blocks of P now, per KV group, from its first token on. What
-        was pushed stays pushed; if the earlier blocks are to be used for something else,
-        `Producer.flush` first. Raises PushError.
+        """The request has other blocks of P now, per KV group, from its first token on: P was
+        preempted, say. What was pushed stays pushed and is not pushed again; what of it is
+        still queued reads the earlier blocks, so `flush` before those are used for something
+        else. Raises PushError.
         """
         check_local_blocks(self._rank.layout, block_ids)
-        self._blocks = [list(ids) for ids in block_ids]
-        self._runs = {}
+        self._local = LocalBlocks(block_ids)
+
+    def flush(self) -> None:
+        """Wait until each layer pushed so far is written, or will not be: then nothing reads
+        its blocks. That takes as long as the writes that are queued up to it, with a D that
+        is gone MC_TRANSFER_TIMEOUT.
+        """
+        if self._queued is not None:
+            self._queued.result()
 
     def layer(
         self,
@@ -126,16 +103,16 @@ class Push:
             )
         blocks = self._range(index, self._computed[index], computed)
         group = self._rank.layout.layers[index].group
-        if blocks and len(self._blocks[group]) < blocks.stop:
+        if blocks and len(self._local.ids[group]) < blocks.stop:
             raise PushError(
                 f"{self.external_id}: {computed} tokens need {blocks.stop} blocks of KV group "
-                f"{group}, P has {len(self._blocks[group])}: add_blocks before"
+                f"{group}, P has {len(self._local.ids[group])}: add_blocks before"
             )
         self._computed[index] = computed
         last = self._pushed[index] = computed == prompt
         if self._target is not None and not self._stopped and (blocks or last):
-            work = partial(self._write, self._target, index, blocks, last, ready)
-            self._rank.writer.submit(work)
+            work = partial(self._write, self._target, self._local, index, blocks, last, ready)
+            self._queued = self._rank.writer.submit(work)
 
     def seal(self) -> Future[PushResult]:
         """No more layers come: DONE follows the last write. Returns `outcome` at once.
@@ -209,6 +186,7 @@ class Push:
     def _write(
         self,
         target: Target,
+        local: LocalBlocks,
         index: int,
         blocks: range,
         last: bool,
@@ -216,14 +194,14 @@ class Push:
     ) -> None:
         if self._stopped:
             return
-        name = self._names[index]
+        name, group = self._names[index], self._rank.layout.layers[index].group
         try:
             if ready is not None:
                 ready()
             writes = layer_writes(
                 self._rank.layers[name],
                 target.metadata.layer_metadata[name],
-                partial(self._kernel_runs, self._rank.layout.layers[index].group, blocks),
+                partial(local.kernel_runs, group, self._request.params.remote_block_ids, blocks),
                 target.shard,
             )
             if writes.lengths:
@@ -251,18 +229,6 @@ class Push:
             target.port,
             lambda first, count: Layers(*heard, first, count),
         )
-
-    def _kernel_runs(self, group: int, blocks: range, scale: int, remote_scale: int) -> list[Run]:
-        """All layers of a group and chunk share their runs."""
-        key = group, blocks, scale, remote_scale
-        runs = self._runs.get(key)
-        if runs is None:
-            if len(self._runs) >= _RUNS_KEPT:
-                self._runs.clear()
-            remote = self._request.params.remote_block_ids[group]
-            runs = kernel_runs(self._blocks[group], remote, blocks, scale, remote_scale)
-            self._runs[key] = runs
-        return runs
 
     def _end(self, failure: str) -> None:
         """Tell D how it ended; the first call decides."""
@@ -294,6 +260,9 @@ class Push:
             elapsed_s=time.monotonic() - self._began,
         )
         good = state != "failed" and not delivery.error
+        times = {"elapsed_s": round(result.elapsed_s, 6)}
+        if self._sealed_at is not None:
+            times["after_last_layer_s"] = round(time.monotonic() - self._sealed_at, 6)
         (log.info if good else log.warning)(
             "push ended",
             request_id=self._request.request_id or self.external_id,
@@ -302,8 +271,7 @@ class Push:
             detail=result.detail,
             acknowledged=result.acknowledged,
             nbytes=result.nbytes,
-            elapsed_s=round(result.elapsed_s, 6),
-            after_last_layer_s=round(time.monotonic() - self._sealed_at, 6),
+            **times,
         )
         self.outcome.set_result(result)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from decoded.kv.transfer import TransferEngine, TransferError
 
@@ -39,18 +38,14 @@ class Writer:
             self._pool.shutdown()
             raise
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """Queue `work`, which must not raise; returns at once. Raises PushError once closed."""
+    def submit(self, work: Callable[[], None]) -> Future[None]:
+        """Queue `work`, which must not raise; returns at once what is done when it is, and
+        all that was queued before it. Raises PushError once closed.
+        """
         try:
-            self._pool.submit(work)
+            return self._pool.submit(work)
         except RuntimeError as error:
             raise PushError("the producer is closed") from error
-
-    def wait(self) -> None:
-        """Wait until what is queued has been done. Raises PushError once closed."""
-        over = threading.Event()
-        self.submit(over.set)
-        over.wait()
 
     def write(self, session: str, writes: Writes) -> None:
         """One batch write; only in the push thread. Raises TransferError.

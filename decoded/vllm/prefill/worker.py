@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
-
 from decoded.client.memory import tensor_layout, tensor_storages
-from decoded.producer import Producer, PushRequest
-from decoded.producer.params import decode_params
+from decoded.producer import Producer, RemoteAddress, decode_params
 
 from ..caches import Caches
 from ..settings import Settings
 from ..stats import ConnectorStats
 from .job import Job
 from .metadata import Chunk, PrefillMeta
-
-OPENERS = 8
-"""Handshakes at the same time. One takes 3 s at most, with a D node that does not answer."""
+from .opener import Opener
 
 
 class PrefillWorker:
     """Pushes the requests that its scheduler names. A step never waits for a transfer, except
-    for writes that read blocks which a preempted request has lost.
+    for queued writes that read blocks which the step is about to overwrite.
     """
 
     def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
+        # Micro-batches: a layer's attention runs once for each, and is over with the last.
+        self._layerwise = not vllm_config.parallel_config.use_ubatching
         self._producer: Producer | None = None
-        self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="decoded-open")
-        self._layers: list[str] = []
-        self._groups = 0
+        self._opener: Opener | None = None
+        self._layers: dict[str, int] = {}
         self._record: Callable[[], Callable[[], None] | None] = _nothing
         self._jobs: dict[str, Job] = {}
         self._step: list[tuple[Job, int]] = []
@@ -43,8 +39,7 @@ class PrefillWorker:
         """Start Mooncake on these caches. Raises LayoutError, TransferError."""
         from vllm.distributed import parallel_state
 
-        if self._producer is not None:
-            self._producer.close()
+        self.shutdown()
         layout = tensor_layout(caches.tensors, caches.groups, caches.group_of)
         tp = parallel_state.get_tp_group()
         self._producer = Producer(
@@ -57,36 +52,42 @@ class PrefillWorker:
             tp_size=int(tp.world_size),
             on_thread_start=_device_setter(caches),
         )
-        self._layers = [layer.name for layer in layout.layers]
-        self._groups = len(layout.groups)
+        self._opener = Opener(self._producer, len(layout.groups))
+        self._layers = {layer.name: index for index, layer in enumerate(layout.layers)}
         self._record = _recorder(caches.device_type)
 
     def preempted(self, meta: PrefillMeta) -> None:
-        """Blocks of these requests are about to be overwritten: wait until nobody reads them."""
-        jobs = [self._jobs[request_id] for request_id in meta.preempted if request_id in self._jobs]
-        for job in jobs:
+        """This step overwrites blocks that were read: wait until nobody reads them."""
+        for job in self._known(meta.preempted):
             job.take_back()
-        if jobs and self._producer is not None:
-            self._producer.flush()
+        for job in self._known(meta.overwritten):
+            job.let_go()
 
     def begin_step(self, meta: PrefillMeta) -> None:
         """The forward pass that follows computes these chunks."""
+        self._fail_step("P did not end a forward pass")
+        for address in meta.refused:
+            if self._producer is not None:
+                self._producer.refuse(address)
         self._step = [(self._job(chunk), chunk.computed) for chunk in meta.chunks]
         self._saved.clear()
 
     def save_layer(self, name: str) -> None:
         """Attention of a layer has been computed, or queued on the device."""
-        if not self._step or name in self._saved:
-            return
-        self._saved.add(name)
-        ready = self._record()
-        for job, computed in self._step:
-            job.layer(name, computed, ready)
+        if self._step and self._layerwise:
+            self._save(name)
 
     def end_step(self) -> None:
         """The forward pass is over, and with it layers that did not say so."""
+        # vLLM says this too while an exception leaves its forward pass, and blocks are half
+        # computed.
+        error = sys.exc_info()[1]
+        if error is not None:
+            self._fail_step(f"P's forward pass failed: {error!r}")
+        if not self._step:
+            return
         for name in self._layers:
-            self.save_layer(name)
+            self._save(name)
         for job, computed in self._step:
             if computed >= job.prompt_tokens:
                 job.seal()
@@ -96,11 +97,9 @@ class PrefillWorker:
         """Requests, out of those that vLLM is done with, whose blocks nobody reads any more;
         each is named once.
         """
-        for request_id in finished_req_ids:
-            job = self._jobs.get(request_id)
-            if job is not None:
-                job.finished = True
-                job.fail("the request was aborted on P")
+        for job in self._known(finished_req_ids):
+            job.finished = True
+            job.fail("the request was aborted on P")
         over: set[str] = set()
         for request_id, job in list(self._jobs.items()):
             result = job.result() if job.finished else None
@@ -120,33 +119,46 @@ class PrefillWorker:
     def shutdown(self) -> None:
         """Fail what is under way and stop; idempotent."""
         producer, self._producer = self._producer, None
-        self._openers.shutdown(wait=False, cancel_futures=True)
+        opener, self._opener = self._opener, None
+        if opener is not None:
+            opener.close()
         if producer is not None:
+            for job in self._jobs.values():
+                if job.opening:
+                    producer.refuse(RemoteAddress.of(job.params))
             producer.close()
+
+    def _known(self, request_ids: Iterable[str]) -> list[Job]:
+        return [self._jobs[request_id] for request_id in request_ids if request_id in self._jobs]
 
     def _job(self, chunk: Chunk) -> Job:
         job = self._jobs.get(chunk.request_id)
         if job is not None:
             job.blocks(chunk.block_ids, chunk.fresh)
             return job
-        job = Job(chunk.request_id, chunk.prompt_tokens, self._layers)
+        assert chunk.params is not None, "a request's first chunk bears its parameters"
+        assert self._opener is not None, "register_kv_caches comes before the first step"
+        params = decode_params(chunk.params)
+        job = Job(chunk.request_id, params, chunk.prompt_tokens, len(self._layers))
         job.blocks(chunk.block_ids, True)
         self._jobs[chunk.request_id] = job
-        self._openers.submit(self._open, job, chunk)
+        self._opener.open(job)
         return job
 
-    def _open(self, job: Job, chunk: Chunk) -> None:
-        try:
-            assert self._producer is not None, "register_kv_caches comes before the first step"
-            params = decode_params(msgspec.json.encode(chunk.params))
-            no_blocks: list[list[int]] = [[] for _ in range(self._groups)]
-            push = self._producer.open(
-                PushRequest(params, chunk.prompt_tokens, no_blocks, chunk.request_id)
-            )
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the blocks must come back
-            job.not_opened(error)
-        else:
-            job.opened(push)
+    def _save(self, name: str) -> None:
+        index = self._layers.get(name)
+        # Layers without an index share the cache of one that has it.
+        if index is None or name in self._saved:
+            return
+        self._saved.add(name)
+        ready = self._record()
+        for job, computed in self._step:
+            job.layer(index, computed, ready)
+
+    def _fail_step(self, reason: str) -> None:
+        for job, _ in self._step:
+            job.fail(reason)
+        self._step = []
 
 
 def _nothing() -> None:

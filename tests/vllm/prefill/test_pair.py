@@ -170,9 +170,10 @@ def test_every_byte_arrives(make_pair: MakePair, tokens: int, groups: int, memor
     assert watch.holds(PROMPT[:tokens])
 
 
+@pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("chunk", [16, 50, 64])
-def test_chunked_prefill(make_pair: MakePair, chunk: int) -> None:
-    pair = make_pair(max_num_batched_tokens=chunk, max_num_seqs=4)
+def test_chunked_prefill(make_pair: MakePair, chunk: int, groups: int) -> None:
+    pair = make_pair(groups, max_num_batched_tokens=chunk, max_num_seqs=4)
     watch = Watch(pair, "a")
     pair.ask("a", PROMPT)
     pair.forward()
@@ -256,6 +257,27 @@ def test_an_aborted_prefill_fails_on_d(make_pair: MakePair, steps: int) -> None:
     pair.forward()
     pair.run()
     assert pair.fetched("b")
+
+
+def test_a_failed_forward_pass_is_never_done(make_pair: MakePair) -> None:
+    """vLLM calls `wait_for_save` all the same, while the exception is under way."""
+    pair = make_pair()
+    pair.ask("a", PROMPT)
+    pair.forward()
+    [worker] = pair.p.workers
+    worker.bind_connector_metadata(pair.p.scheduler.schedule().kv_connector_metadata)
+
+    def forward() -> None:
+        try:
+            worker.save_kv_layer(layer_name(0), pair.p.caches[0][layer_name(0)], None)
+            raise RuntimeError("out of memory")
+        finally:
+            worker.wait_for_save()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        forward()
+    pair.d.step_until(lambda: "a-0000000d" in pair.d.finished)
+    assert pair.d.finished["a-0000000d"] == "error"
 
 
 def test_a_d_node_that_vanishes_holds_nothing_up(

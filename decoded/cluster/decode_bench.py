@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ _BENCH = (
     "serve.add_cli_args(parser); serve.main(parser.parse_args())"
 )
 _WITHIN_S = 600.0
+WARM_UP = 16
+"""Requests that are sent before any is measured."""
 KV_GIB = 4
 """Memory for KV: enough that no request waits for blocks, which would be measured as well."""
 
@@ -175,6 +177,8 @@ async def measure(
     """One run without a delay and one with. Raises ClusterError, ApiError."""
     async with DecodeBench(plan, folder, view, cores) as bench:
         await bench.start()
+        # An engine's first requests are slower than all others.
+        await bench.run(replace(load, requests=WARM_UP), 0.0)
         runs = []
         for delay in (0.0, delay_s):
             view.note(f"vllm bench serve, P nodes that take {delay * 1000:g} ms")

@@ -189,8 +189,7 @@ class AsyncClient:
     @property
     def boot(self) -> str:
         """Which life of the daemon the session is with; empty while there is none."""
-        welcome = self._session.welcome
-        return welcome.boot if welcome is not None and self.connected else ""
+        return self._session.boot
 
     @property
     def problem(self) -> errors.ClientError | None:

@@ -91,6 +91,11 @@ class Session:
         return self.phase is Phase.UP
 
     @property
+    def boot(self) -> str:
+        """Which life of the daemon the session is with; empty while there is none."""
+        return self.welcome.boot if self.welcome is not None and self.up else ""
+
+    @property
     def pending(self) -> Pending:
         """What has no outcome yet."""
         return self._outbox.pending

@@ -199,8 +199,7 @@ class Client:
         After a change, what was written on an earlier life's word may still be under way
         where the worker runs Mooncake itself.
         """
-        welcome = self._session.welcome
-        return welcome.boot if welcome is not None and self.connected else ""
+        return self._session.boot
 
     @property
     def problem(self) -> errors.ClientError | None:

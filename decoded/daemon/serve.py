@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 
 import structlog
@@ -19,6 +18,7 @@ from decoded.config import (
     remove_socket,
     runtime_dir,
 )
+from decoded.edges.descriptors import raise_descriptor_limit
 from decoded.kv.regions import RegionError
 from decoded.receiver.ports import PortError
 
@@ -42,7 +42,7 @@ def serve(config: Config) -> int:
         log.error("cannot start", why=str(error))
         return EXIT_CANNOT_START
     try:
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         return uvloop.run(_run(config, endpoint))
     finally:
         # ZMQ leaves it behind. While the lock is held it is nobody else's.
@@ -78,10 +78,3 @@ async def _run(config: Config, endpoint: str) -> int:
         await daemon.close()
     log.info("stopped")
     return EXIT_OK
-
-
-def _raise_descriptor_limit() -> None:
-    """Each request in flight holds a connection to its metaserver: use what the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 
 import structlog
 import uvloop
 from aiohttp import web
+
+from decoded.edges.descriptors import raise_descriptor_limit
 
 from .app import Proxy
 from .settings import Settings
@@ -24,10 +25,7 @@ CUT_OFF_S = 1.0
 
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; the exit code. What prevents a start is logged as one line."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        # Each request holds four connections.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptor_limit()
     return uvloop.run(_run(settings))
 
 

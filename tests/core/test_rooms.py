@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "testing": {"wire", "kv", "client", "config"},
     "bench": {"core", "observe", "wire", "kv", "client", "producer", "testing", "config"},
     "vllm": {"wire", "kv", "client", "producer", "config"},
-    "proxy": set(),
+    "proxy": {"edges"},
     "cli": {
         *{"core", "wire", "kv", "edges", "observe", "config", "daemon"},
         *{"client", "producer", "testing", "bench", "proxy"},

@@ -14,7 +14,7 @@ from aiohttp import web
 from . import operators
 from .answers import respond
 from .body import Api, check_prefill, check_volume, split, wants_virtual
-from .errors import BadRequest, DecodeBroken, NoNode, answer, openai_errors
+from .errors import BadRequest, NoNode, ProxyError, answer, openai_errors
 from .leg import Leg
 from .nodes import Nodes
 from .prefill import Prefills
@@ -124,11 +124,8 @@ class Proxy:
             response, wrong = await self._serve(request, legs, bool(body.get("stream")))
             status = response.status
             return response
-        except NoNode as error:
-            status, wrong = 503, str(error)
-            raise
-        except DecodeBroken as error:
-            status, wrong = 502, str(error)
+        except ProxyError as error:
+            status, wrong = error.status, str(error)
             raise
         finally:
             await self._over(legs)

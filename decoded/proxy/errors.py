@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 from aiohttp import web
@@ -12,24 +12,41 @@ log = structlog.get_logger(__name__)
 _MAX_TEXT = 1000
 
 
-class BadRequest(ValueError):
-    """The client's body cannot be served. `field`: which key is wrong."""
+class ProxyError(Exception):
+    """What a request is answered instead: `status`, and `field`, the key of the client's body
+    that is wrong, if one is.
+    """
+
+    status: ClassVar[int]
+    field = ""
+
+
+class BadRequest(ProxyError):
+    """The client's body cannot be served."""
+
+    status = 400
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(f"{field}: {text}" if field else text)
         self.field = field
 
 
-class TooLarge(Exception):
+class TooLarge(ProxyError):
     """The client asks for more than the proxy would hold at once."""
 
+    status = 413
 
-class NoNode(Exception):
+
+class NoNode(ProxyError):
     """No engine of the kind that is needed takes the request; the text says why."""
 
+    status = 503
 
-class DecodeBroken(Exception):
+
+class DecodeBroken(ProxyError):
     """A D engine broke off, or its answer cannot be read; the text says which and how."""
+
+    status = 502
 
 
 def error_body(status: int, text: str, field: str = "") -> dict[str, Any]:
@@ -50,16 +67,10 @@ async def openai_errors(request: web.Request, handler: Any) -> web.StreamRespons
     try:
         response: web.StreamResponse = await handler(request)
         return response
-    except BadRequest as error:
-        return answer(400, str(error), error.field)
+    except ProxyError as error:
+        return answer(error.status, str(error), error.field)
     except RecursionError:
         return answer(400, "the body is nested too deeply")
-    except TooLarge as error:
-        return answer(413, str(error))
-    except NoNode as error:
-        return answer(503, str(error))
-    except DecodeBroken as error:
-        return answer(502, str(error))
     except web.HTTPRequestEntityTooLarge as error:
         return answer(413, error.text or error.reason)
     except web.HTTPException as error:

@@ -163,7 +163,7 @@ async def merge_streams(
 
 def broken_event(error: DecodeBroken) -> bytes:
     """The end of a stream that cannot go on: its status is sent, so only an event can say it."""
-    return _event(error_body(502, str(error))) + DONE
+    return _event(error_body(error.status, str(error))) + DONE
 
 
 async def _end(readers: Sequence[asyncio.Task[Any]]) -> None:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
-from rich.text import Text
 
-from .api import ApiError
+from decoded.cli.console import make_console
+
 from .check.questions import Size
 from .check.report import print_row, print_table, summary
 from .check.run import accept
 from .check.scenarios import SCENARIOS
 from .cluster import Cluster
-from .model import ModelError, check_model, small_model
 from .plan import Plan, Policy
-from .processes import ClusterError
-from .show import View, make_console, make_view
-from .signals import until_signal
+from .program import run_program
+from .show import View, make_view
 
 
 def main() -> int:
@@ -32,29 +27,14 @@ def main() -> int:
     args = _parse()
     console = make_console()
     view = make_view(console)
-    caught: list[int] = []
-    folder = Path(tempfile.mkdtemp(prefix="decoded-cluster-"))
-    good = False
-    try:
-        model = check_model(args.model) if args.model else small_model()
+
+    async def job(model: Path, folder: Path) -> bool:
         plan = Plan(model, p=args.p, d=args.d, policy=args.policy)
-        job = (
-            _check(plan, args, folder, console, view)
-            if args.check
-            else _serve(plan, folder, console, view)
-        )
-        good = asyncio.run(until_signal(job, caught))
-    except asyncio.CancelledError:
-        good = True
-        return 128 + caught[0]
-    except (ClusterError, ModelError, ApiError) as error:
-        console.print(Text(str(error), style="red"), soft_wrap=True)
-    finally:
-        if good:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            console.print(f"The logs are in {folder}", markup=False, soft_wrap=True)
-    return 0 if good else 1
+        if args.check:
+            return await _check(plan, args, folder, console, view)
+        return await _serve(plan, folder, console, view)
+
+    return run_program("cluster", args.model, console, job)
 
 
 async def _serve(plan: Plan, folder: Path, console: Console, view: View) -> bool:

@@ -33,9 +33,7 @@ class Cluster:
         ports = free_ports(plan.p + plan.d + 1)
         self._d_ports = ports[plan.p : -1]
         p_cores, self._d_cores = share_cores(plan.p, plan.d, plan.tp)
-        self.daemon = Child(
-            "daemon", daemon_command(self.endpoint), folder / "daemon.log", daemon_environ()
-        )
+        self.daemon = self._daemon(0.0)
         self.p = [
             engine(plan, f"P{n + 1}", ports[n], plan.p_transfer(), p_cores[n], folder)
             for n in range(plan.p)
@@ -103,6 +101,14 @@ class Cluster:
             await node.__aenter__()
         await together([node.start(self._view) for node in self.d])
 
+    async def replace_daemon(self, virtual_delay_s: float) -> None:
+        """Stop the daemon and start one that holds virtual requests back for so long; engines
+        find it by themselves.
+        """
+        await self.daemon.stop(STOP_PATIENCE_S)
+        self.daemon = self._daemon(virtual_delay_s)
+        await self.start_daemon()
+
     async def status(self, request_id: str | None = None) -> dict[str, Any]:
         """The daemon's status. Raises NoDaemonError."""
         return await asyncio.to_thread(ask_status, self.endpoint, request_id=request_id)
@@ -119,6 +125,10 @@ class Cluster:
     @property
     def _nodes(self) -> list[Node]:
         return [*self.p, *self.d, self.proxy]
+
+    def _daemon(self, virtual_delay_s: float) -> Child:
+        command = daemon_command(self.endpoint, virtual_delay_s)
+        return Child("daemon", command, self.folder / "daemon.log", daemon_environ())
 
     def _d_nodes(self) -> list[Node]:
         transfer = self.plan.d_transfer(self.endpoint)

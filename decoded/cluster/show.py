@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-
-_PLAIN_WIDTH = 140
 
 
 class View:
@@ -80,15 +77,6 @@ class LiveView(PlainView):
             self._progress.stop()
             self._progress = None
             self._tasks.clear()
-
-
-def make_console() -> Console:
-    """Standard output: a terminal as it is, anything else in plain text."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(
-        highlight=False, force_terminal=False, no_color=True, color_system=None, width=_PLAIN_WIDTH
-    )
 
 
 def make_view(console: Console) -> View:

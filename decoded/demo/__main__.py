@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import get_args
 
 import decoded
+from decoded.cli.console import make_console
 
 from .run import run
 from .scenario import Arrangement, make_batch
-from .show import LiveView, PlainView, View, make_console, print_json, print_report
+from .show import LiveView, PlainView, View, print_json, print_report
 from .verify import Report
 
 _CONFIG = Path(decoded.__file__).parents[1] / "configs" / "cpu.yaml"

@@ -17,7 +17,6 @@ from .scenario import Request
 from .shape import SHAPE
 from .verify import Report, Row
 
-_PLAIN_WIDTH = 140
 _STYLES = {"done": "green", "failed": "red", "cancelled": "magenta", "draining": "yellow"}
 
 
@@ -98,15 +97,6 @@ class LiveView(View):
 
     def close(self) -> None:
         self._progress.stop()
-
-
-def make_console() -> Console:
-    """Standard output: a terminal as it is, anything else in plain text."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(
-        highlight=False, force_terminal=False, no_color=True, color_system=None, width=_PLAIN_WIDTH
-    )
 
 
 def print_report(report: Report, console: Console) -> None:

@@ -18,7 +18,7 @@ from decoded.cluster.cores import share_cores
         (range(8), 1, 1, 1, ["0,1,2,3"], ["4,5,6,7"]),
         (range(8), 2, 1, 1, ["0,1", "2,3"], ["4,5,6,7"]),
         ([3, 5], 1, 1, 1, ["3"], ["5"]),
-        (range(2), 0, 1, 1, [], ["1"]),
+        (range(2), 0, 1, 1, [], ["0,1"]),
     ],
 )
 def test_sides_share_them(

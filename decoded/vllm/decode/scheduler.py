@@ -11,7 +11,8 @@ import structlog
 from decoded.client import Client, ClientOverloaded, InvalidSubmission, Outcome, Submission
 
 from ..caches import transfer_groups
-from ..identity import Engine, engine_of, external_id
+from ..half import SchedulerHalf
+from ..identity import engine_of, external_id
 from ..settings import Settings
 from ..stats import ConnectorStats
 from .lifeline import Lifeline, greet
@@ -49,7 +50,7 @@ class _Load:
     reported: bool = False
 
 
-class DecodeScheduler:
+class DecodeScheduler(SchedulerHalf[DecodeMeta]):
     """Submits each request once, when its blocks are allocated.
 
     A load that ends otherwise than done is not tried again: P has computed the prompt for
@@ -122,7 +123,7 @@ class DecodeScheduler:
         self._parked[request.request_id] = self._attempt
         self._new.append(load)
 
-    def build_meta(self) -> DecodeMeta:
+    def build_meta(self, scheduler_output: Any) -> DecodeMeta:
         """Once per step: submit what is new, and pass on what has ended."""
         new, self._new = self._new, []
         meta = DecodeMeta(begun=[self._begun(load.submission) for load in new])
@@ -144,12 +145,13 @@ class DecodeScheduler:
             load.reported = True
             self._forget(load)
 
-    def finished(self, request: Any) -> None:
+    def finished(self, request: Any) -> bool:
         """A request is over. If it was parked its blocks stay until its outcome has come."""
         self._tried.discard(request.request_id)
         attempt = self._parked.get(request.request_id)
         if attempt is not None and not self._loads[attempt].settled:
             self._client.cancel(request.request_id, attempt)
+        return False
 
     def take_stats(self) -> ConnectorStats:
         """What ended since the last call."""
@@ -163,7 +165,7 @@ class DecodeScheduler:
     # The daemon's side
 
     def _connect(self) -> Client:
-        engine: Engine = self._engine
+        engine = self._engine
         return Client(
             self._settings.daemon_endpoint,
             engine.engine_id,

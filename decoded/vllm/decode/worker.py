@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from decoded.client import Client, Outcome
+from decoded.client import Client
 
 from ..caches import Caches
+from ..half import Reports, WorkerHalf
 from ..identity import engine_of, worker_rank
 from ..settings import Settings
 from .memory import arrange
-from .metadata import Begun, DecodeMeta, Ended
+from .metadata import Begun, DecodeMeta
 from .seat import Seat
 
 EARLY_KEPT = 1 << 14
 """Outcomes that are kept for loads this worker has yet to hear of."""
-
-
-@dataclass
-class Reports:
-    """What a step reports: ids whose loads ended; those of them that failed, and the blocks
-    that were to be loaded for these.
-    """
-
-    ended: set[str]
-    failed: set[str]
-    failed_blocks: set[int]
 
 
 class Awaited:
@@ -69,13 +58,13 @@ class Awaited:
         ended, self._ended = self._ended, []
         failed = [begun for begun, ok in ended if not ok]
         return Reports(
-            {begun.request_id for begun, _ in ended},
-            {begun.request_id for begun in failed},
-            {block for begun in failed for block in begun.block_ids},
+            ended={begun.request_id for begun, _ in ended},
+            failed={begun.request_id for begun in failed},
+            failed_blocks={block for begun in failed for block in begun.block_ids},
         )
 
 
-class DecodeWorker:
+class DecodeWorker(WorkerHalf[DecodeMeta]):
     """Registers with the daemon at start, which blocks; a step never does."""
 
     def __init__(self, settings: Settings, vllm_config: Any) -> None:
@@ -101,13 +90,15 @@ class DecodeWorker:
         for begun in meta.begun:
             self._awaited.begin(begun)
         for ended in meta.ended:
-            self._end(ended)
+            if self._seat is not None:
+                self._seat.fence(ended.boot)
+            self._awaited.end(ended.request_id, ended.attempt, ended.ok)
 
-    def take_reports(self) -> Reports:
+    def take_reports(self, finished_req_ids: set[str]) -> Reports:
         """What has ended since the last call."""
         if self._seat is not None:
             for outcome in self._seat.poll():
-                self._heard(outcome)
+                self._awaited.end(outcome.request_id, outcome.attempt, outcome.ok)
         return self._awaited.take()
 
     def shutdown(self) -> None:
@@ -115,14 +106,6 @@ class DecodeWorker:
         seat, self._seat = self._seat, None
         if seat is not None:
             seat.close()
-
-    def _heard(self, outcome: Outcome) -> None:
-        self._awaited.end(outcome.request_id, outcome.attempt, outcome.ok)
-
-    def _end(self, ended: Ended) -> None:
-        if self._seat is not None:
-            self._seat.fence(ended.boot)
-        self._awaited.end(ended.request_id, ended.attempt, ended.ok)
 
     def _client(self, rank: int) -> Client:
         engine = self._engine

@@ -47,13 +47,14 @@ class Job:
     def blocks(self, block_ids: Sequence[Sequence[int]], fresh: bool) -> None:
         """The request has these blocks, per KV group: all that it has (`fresh`), or more."""
         with self._lock:
-            if fresh or not self._blocks:
+            if self._push is not None:
+                change = self._push.replace_blocks if fresh else self._push.add_blocks
+                self._hand(self._push, change, block_ids)
+            elif fresh:
                 self._blocks = [list(ids) for ids in block_ids]
             else:
                 for mine, more in zip(self._blocks, block_ids, strict=True):
                     mine.extend(more)
-            if self._push is not None:
-                self._hand(self._push, self._push.replace_blocks, self._blocks)
 
     def layer(self, index: int, computed: int, ready: Ready | None) -> None:
         """A layer holds this many of the prompt's tokens (when `ready` returns)."""

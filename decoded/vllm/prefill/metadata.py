@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-from decoded.producer import RemoteAddress
+from decoded.producer import RemoteAddress, RemoteParams
 
 
 class Chunk(NamedTuple):
@@ -15,7 +15,7 @@ class Chunk(NamedTuple):
 
     `computed`: tokens of the prompt that are in the cache after the step. `block_ids`: per
     transferred KV group, the request's blocks; all of them where `fresh`, else those that
-    are new. `params`: what D posted, as JSON, with the request's first chunk.
+    are new. `params`: what D posted, with the request's first chunk.
     """
 
     request_id: str
@@ -23,7 +23,7 @@ class Chunk(NamedTuple):
     computed: int
     block_ids: list[list[int]]
     fresh: bool
-    params: bytes | None
+    params: RemoteParams | None
 
 
 @dataclass

@@ -12,6 +12,7 @@ import structlog
 from decoded.producer import ParamsError, RemoteAddress, RemoteParams, decode_params, read_address
 
 from ..caches import transfer_groups
+from ..half import SchedulerHalf
 from ..identity import engine_of
 from ..settings import Settings
 from .metadata import Chunk, PrefillMeta
@@ -22,20 +23,20 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class _Sending:
-    """A request that D waits for.
+    """A request that D waits for. `told`: the workers know of it, and so read its blocks."""
 
-    `at_d`: who it is to D, by external id and engine. `told`: the workers know of it, and so
-    read its blocks.
-    """
-
-    at_d: tuple[str, str]
-    body: bytes
+    params: RemoteParams
     prompt_tokens: int
     computed: int = 0
     told: bool = False
 
+    @property
+    def at_d(self) -> tuple[str, str]:
+        """Who it is to D, by external id and engine."""
+        return self.params.request_id, self.params.remote_engine_id
 
-class PrefillScheduler:
+
+class PrefillScheduler(SchedulerHalf[PrefillMeta]):
     """Follows the requests that ask for `do_remote_decode`, until their prompt is computed.
 
     Raises ValueError for a parallel configuration whose KV cannot be pushed.
@@ -58,10 +59,6 @@ class PrefillScheduler:
         self._refused: list[RemoteAddress] = []
         self._readers = Readers()
 
-    def matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """A P engine loads nothing."""
-        return 0, False
-
     def after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """A request is about to run. Where its parameters cannot be used it runs without a
         push, that is logged, and D is told if it can be.
@@ -72,24 +69,24 @@ class PrefillScheduler:
         if not isinstance(params, dict) or not params.get("do_remote_decode"):
             return
         try:
-            body, remote = _read(params)
+            sending = _Sending(_read(params), request.num_prompt_tokens)
         except ParamsError as error:
             self._ignore(request_id, str(error))
             address = read_address(params)
             if address is not None:
                 self._refused.append(address)
             return
-        at_d = remote.request_id, remote.remote_engine_id
+        at_d = sending.at_d
         if at_d in self._at_d:
             # D could not tell their words apart: the first DONE would end it for both.
             self._ignore(
                 request_id,
-                f"request_id {remote.request_id!r} is being pushed already, for "
-                f"{self._at_d[at_d]}: send P one request with n=1 for each post of D",
+                f"request_id {at_d[0]!r} is being pushed already, for {self._at_d[at_d]}: send P "
+                "one request with n=1 for each post of D",
             )
             return
         self._at_d[at_d] = request_id
-        self._sending[request_id] = _Sending(at_d, body, request.num_prompt_tokens)
+        self._sending[request_id] = sending
 
     def build_meta(self, scheduler_output: Any) -> PrefillMeta:
         """The chunks that this step computes of requests that are pushed."""
@@ -119,16 +116,14 @@ class PrefillScheduler:
         for request_id in connector_output.finished_sending or ():
             self._readers.forget(request_id)
 
-    def finished(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def finished(self, request: Any) -> bool:
         """A request is over: its blocks stay until each worker says that its push is."""
         self._ignored.discard(request.request_id)
         sending = self._sending.pop(request.request_id, None)
         if sending is None:
-            return False, None
+            return False
         del self._at_d[sending.at_d]
-        return sending.told, None
+        return sending.told
 
     def shutdown(self) -> None:
         """Nothing is open here."""
@@ -155,17 +150,17 @@ class PrefillScheduler:
         ids = [list(block_ids[group]) if block_ids else [] for group in self._groups]
         for group in ids:
             self._readers.add(request_id, group)
-        body = None if sending.told else sending.body
+        params = None if sending.told else sending.params
         sending.told = True
         meta.chunks.append(
-            Chunk(request_id, sending.prompt_tokens, sending.computed, ids, fresh, body)
+            Chunk(request_id, sending.prompt_tokens, sending.computed, ids, fresh, params)
         )
 
 
-def _read(params: dict[str, Any]) -> tuple[bytes, RemoteParams]:
-    """The parameters as JSON, and what they say. Raises ParamsError and nothing else."""
+def _read(params: dict[str, Any]) -> RemoteParams:
+    """What the parameters say. Raises ParamsError and nothing else."""
     try:
         body = msgspec.json.encode(params)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise ParamsError(f"they are no JSON: {error}") from None
-    return body, decode_params(body)
+    return decode_params(body)

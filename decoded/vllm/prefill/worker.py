@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from decoded.client.memory import tensor_layout, tensor_storages
-from decoded.producer import Producer, RemoteAddress, decode_params
+from decoded.producer import Producer, RemoteAddress
 
 from ..caches import Caches
+from ..half import Reports, WorkerHalf
 from ..settings import Settings
 from ..stats import ConnectorStats
 from .job import Job
@@ -17,12 +18,12 @@ from .metadata import Chunk, PrefillMeta
 from .opener import Opener
 
 
-class PrefillWorker:
+class PrefillWorker(WorkerHalf[PrefillMeta]):
     """Pushes the requests that its scheduler names. A step never waits for a transfer, except
     for queued writes that read blocks which the step is about to overwrite.
     """
 
-    def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
+    def __init__(self, settings: Settings, vllm_config: Any) -> None:
         self._settings = settings
         # Micro-batches: a layer's attention runs once for each, and is over with the last.
         self._layerwise = not vllm_config.parallel_config.use_ubatching
@@ -93,7 +94,7 @@ class PrefillWorker:
                 job.seal()
         self._step = []
 
-    def finished_sending(self, finished_req_ids: set[str]) -> set[str]:
+    def take_reports(self, finished_req_ids: set[str]) -> Reports:
         """Requests, out of those that vLLM is done with, whose blocks nobody reads any more;
         each is named once.
         """
@@ -109,7 +110,7 @@ class PrefillWorker:
                 self._stats.add(f"pushes_{result.state}")
                 self._stats.add("push_bytes", result.nbytes)
                 self._stats.observe("push_seconds", result.elapsed_s)
-        return over
+        return Reports(sent=over)
 
     def take_stats(self) -> ConnectorStats:
         """What ended since the last call."""
@@ -138,8 +139,7 @@ class PrefillWorker:
             return job
         assert chunk.params is not None, "a request's first chunk bears its parameters"
         assert self._opener is not None, "register_kv_caches comes before the first step"
-        params = decode_params(chunk.params)
-        job = Job(chunk.request_id, params, chunk.prompt_tokens, len(self._layers))
+        job = Job(chunk.request_id, chunk.params, chunk.prompt_tokens, len(self._layers))
         job.blocks(chunk.block_ids, True)
         self._jobs[chunk.request_id] = job
         self._opener.open(job)

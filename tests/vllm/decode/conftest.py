@@ -8,30 +8,9 @@ from typing import Any
 import pytest
 
 from decoded.testing import DaemonProcess
-from tests.edges.proxy import Proxy
 from tests.vllm.engine import Engine, cache_config, make_config, one_rank_per_process, running
 
-QUICK = {
-    "link": {"heartbeat_s": 0.1, "timeout_s": 2.0},
-    "transfer": {"timeout_s": 0.2},
-    "deadlines": {"drain_margin_s": 0.1, "shutdown_s": 1.0},
-}
-
 MakeEngine = Callable[..., Engine]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    folder = tmp_path / "daemon"
-    folder.mkdir()
-    with DaemonProcess(QUICK, folder) as started:
-        yield started
-
-
-@pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    with Proxy() as started:
-        yield started
 
 
 @pytest.fixture

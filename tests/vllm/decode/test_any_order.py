@@ -93,7 +93,7 @@ def test_any_order(
         action()
     walk.finish()
     assert engine.free_blocks == free
-    scheduler = engine.connector._decode_scheduler
+    scheduler = engine.connector._scheduler
     assert not scheduler._parked
     # Every request that nobody aborted has ended, with an error only where that is the policy.
     ended = {name for name in walk.added if name not in walk.aborted}

@@ -27,26 +27,7 @@ from tests.vllm.engine import (
     slots,
 )
 
-QUICK = {
-    "link": {"heartbeat_s": 0.1, "timeout_s": 2.0},
-    "transfer": {"timeout_s": 0.2},
-    "deadlines": {"drain_margin_s": 0.1, "shutdown_s": 1.0},
-}
 PROMPT = [3 + n % 1000 for n in range(300)]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
-    folder = tmp_path / "daemon"
-    folder.mkdir()
-    with DaemonProcess(QUICK, folder) as started:
-        yield started
-
-
-@pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    with Proxy() as started:
-        yield started
 
 
 class Pair:

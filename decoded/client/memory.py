@@ -14,11 +14,20 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from decoded.kv.layout import LayoutError, PoolGroup, PoolLayer, check_layout, pool_layout
-from decoded.kv.regions import SHARED_PREFIX, SHM, RegionError, SharedRegion, tensor_view
+from decoded.kv.regions import (
+    SHARED_PREFIX,
+    SHM,
+    RegionError,
+    SharedRegion,
+    adopt_region,
+    tensor_view,
+    unlink_stale,
+)
 from decoded.wire.layout import (
     KvGroup,
     KvLayer,
@@ -49,8 +58,7 @@ def plan_layout(groups: Sequence[PoolGroup], layers: Sequence[PoolLayer]) -> KvL
     deployed producers write to, leave block 0 of each group unused: they may scribble
     on its first bytes while they connect. Raises LayoutError.
     """
-    name = f"{SHARED_PREFIX}client-{os.getpid()}-{secrets.token_hex(4)}"
-    return pool_layout(groups, layers, name)
+    return pool_layout(groups, layers, _new_name())
 
 
 class SharedCaches:
@@ -163,8 +171,9 @@ def share_tensors(
     """Move existing CPU caches to shared memory, and describe them for `register_kv`.
 
     Arguments as in `tensor_layout`. The tensors stay usable, but their bytes move: take
-    addresses afterwards. The memory lives as long as the tensors; torch's manager
-    process removes what a killed process leaves. Raises LayoutError, RegionError.
+    addresses afterwards. The memory lives as long as the tensors. What a killed process
+    leaves is removed by the daemon, or by the next process that shares tensors.
+    torch.multiprocessing cannot send them any more. Raises LayoutError, RegionError.
     """
     for name, tensors in caches.items():
         for tensor in tensors:
@@ -175,6 +184,7 @@ def share_tensors(
                 )
     # Fail on a wrong layout before anything is moved.
     tensor_layout(caches, groups, group_of)
+    unlink_stale(SHARED_PREFIX)
     return SharedMemory(tensor_layout(caches, groups, group_of, _share_storage))
 
 
@@ -267,17 +277,30 @@ def _label(storage: torch.UntypedStorage, index: int) -> tuple[Region, int]:
 def _share_storage(storage: torch.UntypedStorage, index: int) -> tuple[Region, int]:
     """Move a storage to a file of its own in /dev/shm. torch puts a reference count before
     the bytes (`RefcountedMapAllocator`, 64 bytes in torch 2.13), so they begin later.
+
+    torch has a process beside this one remove the file when this one dies. Where both are
+    killed at once, as a service or a container is, gigabytes would stay: hence our name.
     """
     try:
         _, handle, size = storage._share_filename_cpu_()
     except RuntimeError as error:
         raise RegionError(f"torch cannot share storage {index}: {error}") from error
-    name = handle.decode()
-    try:
-        total = (SHM / name.lstrip("/")).stat().st_size
-    except OSError as error:
-        raise RegionError(f"torch's shared memory {name} cannot be read: {error}") from error
+    name = _named.get(handle)
+    if name is None:
+        name = _named[handle] = _new_name()
+        weakref.finalize(storage, adopt_region(handle.decode(), name))
+        weakref.finalize(storage, _named.pop, handle)
+    total = (SHM / name[1:]).stat().st_size
     return Region(name, total), total - size
+
+
+_named: dict[bytes, str] = {}
+"""Our names of the storages that are shared already, by torch's."""
+
+
+def _new_name() -> str:
+    """Says which process made it."""
+    return f"{SHARED_PREFIX}client-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _open_all(layout: KvLayout, open_one: Callable[[str, int], SharedRegion]) -> list[SharedRegion]:

@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,6 +179,38 @@ def tensor_view(
     # torch keeps the object that it is given, but not its buffer: a memoryview of its own
     # is what makes `close` see the tensor.
     return torch.frombuffer(region.buffer[offset:end], dtype=found).view(*shape)
+
+
+def adopt_region(theirs: str, name: str) -> Callable[[], None]:
+    """Give a region that another library made, `theirs`, a name of this package; returns what
+    removes it again.
+
+    So it is found and removed as stale like any other when this process dies, however it
+    dies. The library's own name is left with nothing behind it, for the library to remove.
+    Raises RegionError.
+    """
+    check_name(name)
+    left = _path(f"{theirs}.left")
+    try:
+        fd = os.open(_path(check_name(theirs)), _OPEN)
+    except OSError as error:
+        raise RegionError(f"shared memory {theirs} cannot be opened: {error}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.link(_path(theirs), _path(name))
+        left.touch(0o600, exist_ok=False)
+        left.replace(_path(theirs))
+    except OSError as error:
+        _remove(name, fd)
+        left.unlink(missing_ok=True)
+        os.close(fd)
+        raise RegionError(f"shared memory {theirs} cannot be named {name}: {error}") from error
+
+    def remove() -> None:
+        _remove(name, fd)
+        os.close(fd)
+
+    return remove
 
 
 def stale_regions(prefix: str) -> list[str]:

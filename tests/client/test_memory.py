@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +139,48 @@ def test_torch_caches_are_moved_and_described() -> None:
         del shown
     # Asking again describes the same memory.
     assert share_tensors({"b": [latent]}, GROUPS[1:]).layout.regions == layout.regions[1:]
+
+
+def test_moved_caches_leave_nothing_behind() -> None:
+    moved = torch.ones(8, 24)
+    [region] = share_tensors({"a": [moved]}, GROUPS[:1]).layout.regions
+    assert region.name in _shared_names()
+    del moved
+    gc.collect()
+    assert region.name not in _shared_names()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_killed_processes_leave_is_removed(whole: bool) -> None:
+    """Also where torch's own process is killed with them, as a container's are."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SHARES], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().strip()
+        assert name in _shared_names()
+        if whole:
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.kill()
+    assert name in _shared_names()
+    kept = torch.zeros(8, 24)
+    share_tensors({"a": [kept]}, GROUPS[:1])
+    assert name not in _shared_names()
+
+
+_SHARES = """
+import signal, torch
+from decoded.client.memory import share_tensors
+from decoded.wire.layout import KvGroup
+cache = torch.ones(8, 24)
+print(share_tensors({"a": [cache]}, [KvGroup(16, 8)]).layout.regions[0].name, flush=True)
+signal.pause()
+"""
+
+
+def _shared_names() -> set[str]:
+    return {f"/{path.name}" for path in Path("/dev/shm").iterdir()}
 
 
 def test_caches_in_place_are_described_with_their_addresses() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decoded.wire.layout import KvLayout, KvMemory
+from decoded.wire.layout import KvLayout, KvMemory, TransferMemory
 from decoded.wire.link import KvRegistered, RegisterKv
 
 RETRIED = frozenset({"pool_taken", "port_taken", "transfer_unavailable", "shutting_down"})
@@ -69,6 +69,16 @@ class Wish:
             return False
         current = self.current
         return current is None or boot != self._boot or generation != current.generation
+
+    def is_void(self, boot: str) -> bool:
+        """Whether the daemon's life `boot` must not be told of what an earlier one served.
+
+        Who was told then where to write may still be at it, through an engine that is the
+        worker's and outlived the daemon. Only the worker can close that.
+        """
+        message, served = self._message, self.current is not None
+        own = message is not None and isinstance(message.memory, TransferMemory)
+        return own and served and boot != self._boot
 
     def came_true(self, answer: KvRegistered, boot: str) -> Registration:
         """Note the daemon's answer."""

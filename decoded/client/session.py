@@ -102,7 +102,7 @@ class Session:
 
     @property
     def registration(self) -> Registration | None:
-        """What the daemon served last for this rank."""
+        """What the daemon served last for this rank; None where that is void by now."""
         return self._wish.current
 
     def submit(self, submissions: Sequence[Prepared]) -> None:
@@ -306,6 +306,8 @@ class Session:
         # Before any submit, for the same reason as in `submit`.
         self._reader.welcomed(message.log)
         self._acknowledge()
+        if self._wish.is_void(message.boot):
+            self._wish.drop()
         if self._wish.missing(message.boot, message.generation):
             self._send_wish()
         elif self._disown and message.generation is not None and self._wish.token is None:

@@ -6,6 +6,10 @@ For memory that the daemon cannot map: devices, or containers without a common /
         client.register_kv(transfer.memory)
         ...
         client.unregister_kv()
+
+A daemon that restarts does not know whom its last life told where to write, and this engine
+lived on. So such a registration ends with the life of the daemon that it was made with:
+`Client.registration` is None then. Close the WorkerTransfer, make another, register that.
 """
 
 from __future__ import annotations

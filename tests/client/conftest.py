@@ -7,8 +7,21 @@ from pathlib import Path
 import pytest
 import zmq
 
+from decoded.client.memory import SharedCaches, plan_layout
+from decoded.config.schema import PoolGroup, PoolLayer, PoolTensor
 from decoded.testing import DaemonProcess
 from decoded.wire import link
+from decoded.wire.layout import SharedMemory
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    """Memory that a worker may register, as often as it likes."""
+    group = PoolGroup(block_size=16, num_blocks=4)
+    layer = PoolLayer(name="layer.0", tensors=[PoolTensor(block_len=1024)])
+    with SharedCaches.create(plan_layout([group], [layer])) as caches:
+        yield caches.memory
+
 
 QUICK = {"link": {"heartbeat_s": 0.1, "timeout_s": 1.0}}
 

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from decoded.wire import link
-from decoded.wire.layout import KvGroup, KvLayer, KvLayout, KvTensor, Region, TransferMemory
+from decoded.wire.layout import KvGroup, KvLayer, KvLayout, KvTensor, Region, SharedMemory
 
 Key = tuple[str, int]
 
@@ -15,7 +15,7 @@ LAYOUT = KvLayout(
     groups=[KvGroup(16, 4)],
     layers=[KvLayer("layer.0", 0, [KvTensor(0, 0, 1024)])],
 )
-MEMORY = TransferMemory(LAYOUT, 15000, [4096])
+MEMORY = SharedMemory(LAYOUT)
 
 _boots = itertools.count(1)
 

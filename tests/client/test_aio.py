@@ -26,9 +26,9 @@ from decoded.client import (
 from decoded.client.dealer import Dealer
 from decoded.testing import DaemonProcess
 from decoded.wire import link
+from decoded.wire.layout import SharedMemory
 
 from .conftest import Scripted, real, virtual
-from .daemon_model import MEMORY
 
 PATIENT_S = 20.0
 
@@ -80,14 +80,14 @@ def test_requests_are_done(daemon: DaemonProcess, run: Run) -> None:
 
 
 def test_requests_and_registrations_outlive_a_killed_daemon(
-    daemon: DaemonProcess, run: Run
+    daemon: DaemonProcess, run: Run, memory: SharedMemory
 ) -> None:
     async def main() -> None:
         async with (
             AsyncClient(daemon.endpoint, "engine", expect_workers=True) as client,
             AsyncClient(daemon.endpoint, "engine", "worker") as worker,
         ):
-            first = await worker.register_kv(MEMORY)
+            first = await worker.register_kv(memory)
             await client.submit(virtual("a"))
             await collect(client, 1)
             # What only the scheduler has heard of would die with the daemon.
@@ -134,18 +134,20 @@ def test_cancel_ends_a_request(daemon: DaemonProcess, run: Run) -> None:
     run(main())
 
 
-def test_a_call_that_its_caller_gives_up_is_forgotten(tmp_path: Path, run: Run) -> None:
+def test_a_call_that_its_caller_gives_up_is_forgotten(
+    tmp_path: Path, run: Run, memory: SharedMemory
+) -> None:
     async def main() -> None:
         async with AsyncClient(f"ipc://{tmp_path}/nobody.sock", "engine", "worker") as worker:
-            call = asyncio.ensure_future(worker.register_kv(MEMORY))
+            call = asyncio.ensure_future(worker.register_kv(memory))
             await asyncio.sleep(0)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            again = asyncio.ensure_future(worker.register_kv(MEMORY))
+            again = asyncio.ensure_future(worker.register_kv(memory))
             await asyncio.sleep(0)
             with pytest.raises(ClientError, match="in flight"):
-                await worker.register_kv(MEMORY)
+                await worker.register_kv(memory)
             await worker.close()
             with pytest.raises(ClientClosed):
                 await again

@@ -9,6 +9,7 @@ from decoded.client.registration import Registration
 from decoded.client.session import Phase
 from decoded.client.submissions import prepare
 from decoded.wire import link
+from decoded.wire.layout import TransferMemory
 
 from .conversation import Conversation
 from .daemon_model import LAYOUT, MEMORY, submission
@@ -430,6 +431,26 @@ def test_an_abandoned_registration_is_taken_back() -> None:
     talk.pass_time(10.0)
     talk.session.abandon(token)
     assert [type(one) for one in talk.up(generation=2)] == [link.UnregisterKv]
+
+
+def test_what_the_worker_s_own_engine_serves_ends_with_the_daemon() -> None:
+    """Producers that the earlier daemon told of it may be writing still."""
+    talk = Conversation("worker")
+    talk.up()
+    own = TransferMemory(LAYOUT, 15000, [4096])
+    token = talk.session.register(own)
+    assert talk.said() == [link.RegisterKv(token, own)]
+    talk.hear(registered(token, 1))
+    talk.lose()
+    # The same daemon has only forgotten: it still knows who was told.
+    assert talk.up(generation=None) == [link.RegisterKv(token, own)]
+    talk.hear(registered(token, 2))
+    talk.lose()
+    assert talk.up(boot="c", log="c.1") == []
+    assert talk.session.registration is None
+    fresh = TransferMemory(LAYOUT, 15001, [4096])
+    token = talk.session.register(fresh)
+    assert talk.said() == [link.RegisterKv(token, fresh)]
 
 
 def test_unregistering_outlives_a_reconnect() -> None:

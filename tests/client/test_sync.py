@@ -34,10 +34,9 @@ from decoded.client import (
 from decoded.client.dealer import Dealer
 from decoded.testing import DaemonProcess
 from decoded.wire import link
-from decoded.wire.layout import PoolMemory
+from decoded.wire.layout import PoolMemory, SharedMemory
 
 from .conftest import Scripted, real, virtual
-from .daemon_model import MEMORY
 
 PATIENT_S = 20.0
 
@@ -136,12 +135,14 @@ def test_outcomes_go_to_workers_too(daemon: DaemonProcess) -> None:
             assert [one.request_id for one in collect(second, 1)] == ["a"]
 
 
-def test_a_registration_comes_back_with_a_restarted_daemon(daemon: DaemonProcess) -> None:
+def test_a_registration_comes_back_with_a_restarted_daemon(
+    daemon: DaemonProcess, memory: SharedMemory
+) -> None:
     with Client(daemon.endpoint, "engine", "worker") as worker:
-        before = worker.register_kv(MEMORY)
+        before = worker.register_kv(memory)
         assert worker.registration == before
         assert before.side_channel_port > 0
-        assert before.layout == MEMORY.layout
+        assert before.layout == memory.layout
         boot = worker.wait_connected().boot
         daemon.kill()
         daemon.start()
@@ -154,12 +155,14 @@ def test_a_registration_comes_back_with_a_restarted_daemon(daemon: DaemonProcess
         assert worker.registration is None
 
 
-def test_a_registration_that_cannot_be_says_why(daemon: DaemonProcess) -> None:
+def test_a_registration_that_cannot_be_says_why(
+    daemon: DaemonProcess, memory: SharedMemory
+) -> None:
     with Client(daemon.endpoint, "engine", "worker") as worker:
         with pytest.raises(RegistrationFailed) as caught:
             worker.register_kv(PoolMemory())
         assert caught.value.code == "no_pool"
-        worker.register_kv(MEMORY)
+        worker.register_kv(memory)
 
 
 def test_status_shows_requests(daemon: DaemonProcess) -> None:
@@ -200,12 +203,14 @@ def test_a_wrong_world_size_reaches_the_caller(daemon: DaemonProcess) -> None:
             worker.wait(PATIENT_S)
 
 
-def test_errors_of_the_caller_are_raised_at_once(daemon: DaemonProcess) -> None:
+def test_errors_of_the_caller_are_raised_at_once(
+    daemon: DaemonProcess, memory: SharedMemory
+) -> None:
     with Client(daemon.endpoint, "engine") as client:
         with pytest.raises(InvalidSubmission, match="'a'"):
             client.submit(link.Submission("a", "x", [[-1]], 1))
         with pytest.raises(ClientError, match="scheduler"):
-            client.register_kv(MEMORY)
+            client.register_kv(memory)
     worker = Client(daemon.endpoint, "engine", "worker")
     with worker, pytest.raises(ClientError, match="worker"):
         worker.submit(virtual("a"))

@@ -33,6 +33,7 @@ class Lifeline:
         self._timeout_s = timeout_s
         self._refused_since: float | None = None
         self._look_at = 0.0
+        self._looked_at = 0.0
 
     def is_cut(self, connected: bool, now: float) -> bool:
         """`connected`: the client has a session. Looks at the socket a few times a second."""
@@ -41,6 +42,10 @@ class Lifeline:
             return False
         if now < self._look_at:
             return False
+        if now - self._looked_at > self._timeout_s:
+            # Nobody has asked for so long: what was then says nothing of the time between.
+            self._refused_since = None
+        self._looked_at = now
         self._look_at = now + min(0.25, self._timeout_s / 4)
         if not refuses(self._endpoint):
             self._refused_since = None

@@ -19,12 +19,14 @@ class Begun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A load whose outcome the scheduler has. `boot`: the daemon's life that reported it."""
+    """A load whose outcome the scheduler has. `boot`: the daemon's life that reported it; empty
+    if that life is over, None for a load that no daemon has heard of.
+    """
 
     request_id: str
     attempt: int
     ok: bool
-    boot: str
+    boot: str | None
 
 
 @dataclass

@@ -21,10 +21,15 @@ from .metadata import Begun, DecodeMeta, Ended
 log = structlog.get_logger(__name__)
 
 
+def transfer_params(request: Any) -> dict[str, Any]:
+    """Its `kv_transfer_params`; vLLM 0.27 lets through whatever a client gave by that name."""
+    params = request.kv_transfer_params
+    return params if isinstance(params, dict) else {}
+
+
 def is_virtual(request: Any) -> bool:
     """Nobody will write this request's KV."""
-    params = request.kv_transfer_params
-    return bool(params and params.get("do_virtual"))
+    return bool(transfer_params(request).get("do_virtual"))
 
 
 def keep_out_of_prefix_cache(request: Any) -> None:
@@ -72,6 +77,7 @@ class DecodeScheduler(SchedulerHalf[DecodeMeta]):
         self._tried: set[str] = set()
         self._new: list[_Load] = []
         self._failed: list[_Load] = []
+        self._lost: list[_Load] = []
         self._attempt = 0
         self._stats = ConnectorStats()
         self._client = self._connect()
@@ -91,8 +97,8 @@ class DecodeScheduler(SchedulerHalf[DecodeMeta]):
         lacks nothing else is not loaded. Nor is one that asks for its prompt's log
         probabilities, which come from computing it.
         """
-        params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill") or request.request_id in self._tried:
+        wanted = transfer_params(request).get("do_remote_prefill")
+        if not wanted or request.request_id in self._tried:
             return 0, False
         if request.skip_reading_prefix_cache:
             return 0, False
@@ -135,7 +141,10 @@ class DecodeScheduler(SchedulerHalf[DecodeMeta]):
             self._give_up()
         failed, self._failed = self._failed, []
         for load in failed:
-            self._end(meta, load, False, boot)
+            self._end(meta, load, False, None)
+        lost, self._lost = self._lost, []
+        for load in lost:
+            self._end(meta, load, False, "")
         return meta
 
     def output(self, connector_output: Any) -> None:
@@ -214,7 +223,7 @@ class DecodeScheduler(SchedulerHalf[DecodeMeta]):
                 self._stats.add("load_tokens", submission.prompt_tokens - submission.cached_tokens)
             self._end(meta, load, outcome.ok, boot)
 
-    def _end(self, meta: DecodeMeta, load: _Load, ok: bool, boot: str) -> None:
+    def _end(self, meta: DecodeMeta, load: _Load, ok: bool, boot: str | None) -> None:
         load.settled = True
         submission = load.submission
         meta.ended.append(Ended(submission.request_id, submission.attempt, ok, boot))
@@ -240,5 +249,5 @@ class DecodeScheduler(SchedulerHalf[DecodeMeta]):
         # A new client, so that a daemon that comes back is not given these requests again.
         self._client.close(0)
         self._client = self._connect()
-        self._failed += waiting
+        self._lost += waiting
         self._stats.add("loads_lost", len(waiting))

@@ -90,7 +90,7 @@ class DecodeWorker(WorkerHalf[DecodeMeta]):
         for begun in meta.begun:
             self._awaited.begin(begun)
         for ended in meta.ended:
-            if self._seat is not None:
+            if self._seat is not None and ended.boot is not None:
                 self._seat.fence(ended.boot)
             self._awaited.end(ended.request_id, ended.attempt, ended.ok)
 

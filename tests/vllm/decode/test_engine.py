@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
 import zmq
 
 from decoded.testing import DaemonProcess
+from decoded.vllm.connector import TransferResults
 from decoded.wire import side_channel
 from tests.edges.proxy import Proxy
+from tests.edges.support import until
 from tests.vllm.engine import BLOCK_SIZE, GROUPS, Engine
 
 from .conftest import MakeEngine
@@ -272,6 +276,56 @@ def test_a_daemon_that_restarts(
     assert engine.free_blocks == free
     engine.add("c-00000003", prompt_of(100), dict(VIRTUAL))
     engine.run()
+
+
+@pytest.mark.parametrize("memory", ["shared", "transfer"])
+def test_a_daemon_that_restarts_while_nothing_happens(
+    make_engine: MakeEngine, daemon: DaemonProcess, proxy: Proxy, memory: str
+) -> None:
+    """The first request after that is loaded, not failed."""
+    engine = make_engine(policy="fail", memory=memory, host="127.0.0.1")
+    engine.add("a-00000001", prompt_of(100), dict(VIRTUAL))
+    engine.run()
+    daemon.kill()
+    daemon.start()
+    until(lambda: [len(each["seats"]) for each in daemon.status()["engines"]] == [2])
+    engine.add("b-00000002", prompt_of(100, 500), remote(proxy))
+    engine.step_until(lambda: proxy.waiting > 0)
+    # Time enough for a step to find the new daemon too late.
+    for _ in range(100):
+        engine.step()
+    assert say_done(proxy.next().body)
+    engine.run()
+    assert engine.tokens["b-00000002"] == [7, 7]
+
+
+@pytest.mark.skipif(TransferResults is not None, reason="vLLM 0.32 fails at them by itself")
+@pytest.mark.parametrize("params", [5, "x", [1]])
+def test_parameters_that_are_none_at_all(make_engine: MakeEngine, params: Any) -> None:
+    engine = make_engine()
+    engine.add("a-00000001", prompt_of(100), params)
+    engine.run()
+    assert engine.tokens["a-00000001"] == [7, 7]
+
+
+@pytest.mark.parametrize("memory", ["shared", "transfer"])
+def test_what_cannot_be_submitted_while_the_daemon_is_away_harms_no_other(
+    make_engine: MakeEngine, daemon: DaemonProcess, proxy: Proxy, memory: str
+) -> None:
+    engine = make_engine(policy="recompute", memory=memory, host="127.0.0.1")
+    engine.add("a-00000001", prompt_of(100), remote(proxy))
+    engine.step()
+    call = proxy.next()
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        engine.step_until(lambda: not engine.connector._scheduler._client.connected)
+        engine.add("c" * 600, prompt_of(100), dict(VIRTUAL))
+        engine.step_until(lambda: "c" * 600 in engine.tokens)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    assert say_done(call.body)
+    engine.run()
+    assert loads(engine)["loads_done"] == 1
 
 
 @pytest.mark.parametrize("memory", ["shared", "transfer"])

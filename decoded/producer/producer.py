@@ -23,16 +23,19 @@ from .push import Push
 from .rank import Rank, Target
 from .request import PushRequest, check_local_blocks
 from .sockets import Context
-from .writer import Writer
+from .writer import Writers, WriterSettings
 
 
 @dataclass(frozen=True)
 class ProducerSettings:
-    """`cached_engines`: D ranks whose metadata is kept. The times are the deployed ones."""
+    """`cached_engines`: D ranks whose metadata is kept. `max_writers`: push threads, each with
+    a Mooncake engine; so many D ranks are written to at once. The times are the deployed ones.
+    """
 
     handshake: HandshakeSettings = field(default_factory=HandshakeSettings)
     notify: NotifySettings = field(default_factory=NotifySettings)
     cached_engines: int = 16_000
+    max_writers: int = 8
     close_timeout_s: float = 5.0
 
 
@@ -41,8 +44,8 @@ class Producer:
 
     `layout` and `region_addrs` describe P's KV memory in this process; each region is
     registered with Mooncake. `host`: this node as peers reach it. `sender`: "host:port" that
-    names this rank to D, distinct among all P ranks; by default the Mooncake engine's.
-    `on_thread_start`: runs in the push thread before Mooncake starts (Ascend: set the
+    names this rank to D, distinct among all P ranks; by default its first Mooncake engine's.
+    `on_thread_start`: runs in each push thread before Mooncake starts (Ascend: set the
     device). Raises LayoutError and TransferError.
 
     Any thread may call `open`. `close` it, or use it as a context manager.
@@ -70,13 +73,16 @@ class Producer:
         regions = list(zip(region_addrs, sizes, strict=True))
         self.tp_rank, self.tp_size = tp_rank, tp_size
         self._settings = settings or ProducerSettings()
-        writer = Writer(host, protocol, device, regions, on_thread_start)
+        writers = Writers(
+            WriterSettings(host, protocol, device, regions, on_thread_start),
+            self._settings.max_writers,
+        )
         self._context: Context = zmq.Context()
         self._rank = Rank(
             layout=layout,
             layers=layers,
-            sender=sender or f"{host}:{writer.port}",
-            writer=writer,
+            sender=sender or f"{host}:{writers.port}",
+            writers=writers,
             notifier=Notifier(self._context, self._settings.notify),
             progress=ProgressChannel(self._context),
             cache=MetadataCache(self._settings.cached_engines),
@@ -181,10 +187,10 @@ class Producer:
             pushes = list(self._pushes)
         outcomes = [push.fail("the producer is closing") for push in pushes]
         concurrent.futures.wait(outcomes, self._settings.close_timeout_s)
-        self._rank.writer.submit(self._rank.progress.close)
         try:
-            self._rank.writer.close()
+            self._rank.writers.close()
         finally:
+            self._rank.progress.close()
             self._rank.notifier.close()
             self._context.term()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,33 +21,36 @@ class ProgressChannel:
     """One DEALER per D rank, the least recently used closed first.
 
     `send` never waits: what ZMQ cannot take at once is dropped and counted. Progress is
-    for people to look at; DONE says everything that matters. Of one thread at a time.
+    for people to look at; DONE says everything that matters. Any thread may call.
     """
 
     def __init__(self, context: Context, max_peers: int = 256, queue: int = 256) -> None:
         self._context = context
         self._max_peers = max_peers
         self._queue = queue
+        self._lock = threading.Lock()
         self._sockets: OrderedDict[tuple[str, int], Socket] = OrderedDict()
         self.sent = 0
         self.dropped = 0
 
     def send(self, host: str, port: int, message: Layers) -> bool:
         """Tell the D rank at `host:port`. False if the message was dropped."""
-        try:
-            socket = self._socket(host, port)
-            _drain(socket)
-            socket.send_multipart((b"", encode_request(message)), zmq.DONTWAIT)
-        except zmq.ZMQError:  # Again: the queue is full; else: the address is unusable
-            self.dropped += 1
-            return False
-        self.sent += 1
-        return True
+        with self._lock:
+            try:
+                socket = self._socket(host, port)
+                _drain(socket)
+                socket.send_multipart((b"", encode_request(message)), zmq.DONTWAIT)
+            except zmq.ZMQError:  # Again: the queue is full; else: the address is unusable
+                self.dropped += 1
+                return False
+            self.sent += 1
+            return True
 
     def close(self) -> None:
         """Close all sockets; what is still queued is lost."""
-        while self._sockets:
-            self._sockets.popitem()[1].close()
+        with self._lock:
+            while self._sockets:
+                self._sockets.popitem()[1].close()
 
     def _socket(self, host: str, port: int) -> Socket:
         socket = self._sockets.get((host, port))

@@ -40,6 +40,7 @@ class Push:
         self._target = target
         self._names = [layer.name for layer in rank.layout.layers]
         self._local = LocalBlocks(request.block_ids)
+        self._lane = rank.writers.take("" if target is None else target.session)
         self._queued: Future[None] | None = None
         self._computed = [0] * len(self._names)
         self._pushed = [False] * len(self._names)
@@ -54,6 +55,7 @@ class Push:
         self.bytes_written = 0
         self.outcome: Future[PushResult] = Future()
         self.outcome.set_running_or_notify_cancel()
+        self.outcome.add_done_callback(lambda _: rank.writers.give_back(self._lane))
 
     def add_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
         """More of P's blocks, per KV group, for the chunks to come. Raises PushError."""
@@ -111,8 +113,17 @@ class Push:
         self._computed[index] = computed
         last = self._pushed[index] = computed == prompt
         if self._target is not None and not self._stopped and (blocks or last):
-            work = partial(self._write, self._target, self._local, index, blocks, last, ready)
-            self._queued = self._rank.writer.submit(work)
+            work = partial(
+                self._write,
+                self._target,
+                self._local,
+                index,
+                blocks,
+                last,
+                ready,
+                self._lane.failures,
+            )
+            self._queued = self._lane.submit(work)
 
     def seal(self) -> Future[PushResult]:
         """No more layers come: DONE follows the last write. Returns `outcome` at once.
@@ -130,7 +141,7 @@ class Push:
         if not self._sealed and not self.outcome.done():
             self._sealed = True
             self._sealed_at = time.monotonic()
-            self._rank.writer.submit(partial(self._end, ""))
+            self._lane.submit(partial(self._end, ""))
         return self.outcome
 
     def finish(self, timeout_s: float | None = None) -> PushResult:
@@ -146,7 +157,7 @@ class Push:
         """
         if not self._stopped and not self.outcome.done():
             self._stopped = reason or "the caller gave up"
-            self._rank.writer.submit(partial(self._end, self._stopped))
+            self._lane.submit(partial(self._end, self._stopped))
         return self.outcome
 
     def connect(self) -> None:
@@ -154,7 +165,7 @@ class Push:
         share a D block: up to 128 bytes into block 0 of the first layer, which is never live.
         """
         if self._target is not None:
-            self._rank.writer.submit(partial(self._connect, self._target))
+            self._lane.submit(partial(self._connect, self._target))
 
     def _index(self, layer: int | str) -> int:
         if isinstance(layer, int) and 0 <= layer < len(self._names):
@@ -178,7 +189,7 @@ class Push:
         )
         source, destination = ours.kv_caches_base_addr[0], theirs.kv_caches_base_addr[0]
         try:
-            self._rank.writer.write(target.session, Writes([source], [destination], [length]))
+            self._lane.write(Writes([source], [destination], [length]))
         except TransferError as error:
             # As deployed: the first layer will tell whether D can be written to.
             log.warning("connect write failed", session=target.session, error=str(error))
@@ -191,11 +202,15 @@ class Push:
         blocks: range,
         last: bool,
         ready: Callable[[], None] | None,
+        failures: int,
     ) -> None:
         if self._stopped:
             return
         name, group = self._names[index], self._rank.layout.layers[index].group
         try:
+            if self._lane.failures != failures:
+                # It would wait for the time-out as well, and so would each that is queued.
+                raise PushError(f"not tried, an earlier write failed: {self._lane.problem}")
             if ready is not None:
                 ready()
             writes = layer_writes(
@@ -205,7 +220,7 @@ class Push:
                 target.shard,
             )
             if writes.lengths:
-                self._rank.writer.write(target.session, writes)
+                self._lane.write(writes)
         except Exception as error:  # noqa: BLE001 - whatever it is (ready is the caller's), D must hear
             if isinstance(error, TransferError):
                 self._rank.cache.forget(target.engine_id, target.port)

@@ -12,7 +12,7 @@ from .handshake import MetadataCache
 from .notify import Notifier
 from .plan import Shard
 from .progress import ProgressChannel
-from .writer import Writer
+from .writer import Writers
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rank:
     layout: KvLayout
     layers: dict[str, LayerMetadata]
     sender: str
-    writer: Writer
+    writers: Writers
     notifier: Notifier
     progress: ProgressChannel
     cache: MetadataCache

@@ -8,6 +8,7 @@ command it: `fence` closes its Mooncake engine; the end of input ends it.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from types import TracebackType
@@ -56,6 +57,13 @@ class DNode:
         """Close D's Mooncake engine, its side channel goes on."""
         self._command("fence")
         assert self._line() == {"fenced": True}
+
+    def stop(self) -> None:
+        """Stop the process, with its sockets open, until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def _command(self, text: str) -> None:
         assert self._process.stdin is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,6 +296,71 @@ def test_after_a_failed_write_other_d_nodes_are_still_served(pair: Pair) -> None
         assert push.finish(30).state == "done"
         assert bytes(target.buffer) == pair.expect([[2]], [[4]], [0], before)
         assert Done("cmpl-1", 1, sender) in other.rest()
+
+
+def test_a_d_node_that_has_stopped_holds_up_no_other(pair: Pair) -> None:
+    stuck = pair.producer.open(PushRequest(_params(pair.d_node.port, [[1]]), 5, [[1]]))
+    pair.d_node.next()
+    with region_for(LAYOUT) as target, DNode(target, LAYOUT) as other:
+        pair.d_node.stop()
+        try:
+            for index in range(3):
+                stuck.layer(index)
+            sealed = stuck.seal()
+            params = _params(other.port, [[4]], remote_engine_id="engine-e")
+            push = pair.producer.open(PushRequest(params, 5, [[2]]))
+            for index in range(3):
+                push.layer(index)
+            assert push.finish(30).state == "done"
+            assert not sealed.done()
+        finally:
+            pair.d_node.go_on()
+        assert sealed.result(60).state == "done"
+
+
+def test_what_is_queued_behind_a_failed_write_is_not_tried(pair: Pair) -> None:
+    """Each would take as long as the first: MC_TRANSFER_TIMEOUT with a D that has stopped."""
+    go_on = threading.Event()
+    pushes = [
+        pair.producer.open(PushRequest(_params(pair.d_node.port, [[n]]), 5, [[n]]))
+        for n in (1, 2, 3)
+    ]
+    pair.d_node.next()
+    for push in pushes[:2]:
+        push.layer(0, ready=lambda: _wait(go_on))
+    pair.d_node.fence()
+    go_on.set()
+    first, second = (push.outcome.result(60) for push in pushes[:2])
+    assert (first.state, second.state) == ("failed", "failed")
+    assert "not tried" not in first.detail
+    reason = first.detail.partition(": ")[2]
+    assert second.detail.endswith(f": not tried, an earlier write failed: {reason}")
+    # A later one is tried again: D may be back.
+    pushes[2].layer(0)
+    assert "not tried" not in pushes[2].outcome.result(60).detail
+
+
+def test_d_nodes_share_writers_when_there_are_many() -> None:
+    settings = ProducerSettings(max_writers=2)
+    with ExitStack() as stack:
+        source = stack.enter_context(region_for(LAYOUT, seed=1))
+        targets = [stack.enter_context(region_for(LAYOUT)) for _ in range(3)]
+        nodes = [stack.enter_context(DNode(target, LAYOUT)) for target in targets]
+        producer = stack.enter_context(
+            Producer(LAYOUT, [source.address], host=HOST, settings=settings)
+        )
+        go_on = threading.Event()
+        pushes = []
+        for number, node in enumerate(nodes):
+            params = _params(node.port, [[4]], remote_engine_id=f"engine-{number}")
+            push = producer.open(PushRequest(params, 5, [[2]]))
+            for index in range(3):
+                push.layer(index, ready=lambda: _wait(go_on))
+            pushes.append(push.seal())
+        threads = [t for t in threading.enumerate() if t.name.startswith("decoded-push")]
+        assert len(threads) == 2
+        go_on.set()
+        assert [push.result(60).state for push in pushes] == ["done"] * 3
 
 
 def test_giving_up_mid_push(pair: Pair) -> None:

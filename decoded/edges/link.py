@@ -97,7 +97,9 @@ class EngineLink:
         except zmq.ZMQError:
             self._router.close()
             raise
-        self._sweeper = self._loop.call_later(settings.heartbeat_s, self._sweep)
+        self._stopped_until = 0.0
+        self._sweep_at = self._loop.time() + settings.heartbeat_s
+        self._sweeper = self._loop.call_at(self._sweep_at, self._sweep)
         self._handlers: dict[type, Callable[[Session, Any], None]] = {
             wire.RegisterKv: self._register_kv,
             wire.UnregisterKv: self._unregister_kv,
@@ -273,10 +275,15 @@ class EngineLink:
     def _sweep(self) -> None:
         """Give up sessions that were silent for too long, and find out who is gone."""
         now, settings = self._loop.time(), self._settings
-        self._sweeper = self._loop.call_later(settings.heartbeat_s, self._sweep)
+        if now - self._sweep_at > settings.heartbeat_s:
+            # This process was stopped, or its loop: what came meanwhile is yet to be read.
+            self._stopped_until = now
+        self._sweep_at = now + settings.heartbeat_s
+        self._sweeper = self._loop.call_at(self._sweep_at, self._sweep)
         for session in self.sessions if not self._router.paused else ():
             # Nobody is silent while nobody is listened to.
-            silent = now - max(session.heard_at, self._intake.listening_since)
+            heard_at = max(session.heard_at, self._intake.listening_since, self._stopped_until)
+            silent = now - heard_at
             if silent > settings.timeout_s:
                 self._close(session, f"not heard for {silent:.1f} s")
             elif silent > 2 * settings.heartbeat_s:

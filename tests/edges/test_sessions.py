@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -135,6 +138,21 @@ def test_a_silent_session_is_closed_and_its_requests_end() -> None:
         assert "not heard" in found["detail"]
         client.send(wire.Heartbeat(1))
         assert client.expect(wire.Error).code == "hello_required"
+
+
+def test_a_daemon_that_was_stopped_has_not_heard_yet_what_came_meanwhile() -> None:
+    engine = unique("e")
+    config = {**CONFIG, "link": {"heartbeat_s": 0.1, "timeout_s": 0.5}}
+    with DaemonProcess(config) as daemon, BareClient(daemon.endpoint) as client:
+        client.hello(engine)
+        submit(client, slow("r1"))
+        barrier(client)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        client.send(wire.Heartbeat(1))
+        time.sleep(1.0)  # Not to wait for something: this is the silence.
+        os.kill(daemon.pid, signal.SIGCONT)
+        barrier(client)
+        assert request_of(daemon, engine, "r1")["state"] not in ("cancelled", "failed")
 
 
 def test_bye_ends_requests_and_forgets_the_engine(daemon: DaemonProcess) -> None:

@@ -131,6 +131,8 @@ def _one(
         one["n"] = 1
     seed = one.get("seed")
     if count > 1 and isinstance(seed, int):
+        if not -(1 << 63) <= seed < (1 << 63) - number:
+            raise BadRequest("seed", f"it and the next {count - 1} have to fit into 64 bits")
         # As vLLM seeds the answers of one request.
         one["seed"] = seed + number
     return one

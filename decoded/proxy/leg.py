@@ -85,6 +85,11 @@ class Leg:
                 await with_node.aclose()
                 raise
             else:
+                if answer.status != 200 and not 400 <= answer.status <= 599:
+                    await with_node.aclose()
+                    raise DecodeBroken(
+                        f"decode node {node.url} answered with status {answer.status}"
+                    )
                 self.node, self.answer = node, answer
                 self._stack.push_async_exit(with_node)
                 return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import socket
 import structlog
 import uvloop
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from decoded.edges.descriptors import raise_descriptor_limit
 
@@ -19,6 +21,7 @@ from .settings import Settings
 log = structlog.get_logger(__name__)
 
 EXIT_OK, EXIT_CANNOT_START = 0, 4
+_HTTP_LOG = logging.getLogger("aiohttp.server")
 CUT_OFF_S = 1.0
 """How long answers that are being written may take at the very end."""
 
@@ -26,6 +29,7 @@ CUT_OFF_S = 1.0
 def serve(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; the exit code. What prevents a start is logged as one line."""
     raise_descriptor_limit()
+    _HTTP_LOG.addFilter(_without_garbage)
     return uvloop.run(_run(settings))
 
 
@@ -78,6 +82,15 @@ async def _run(settings: Settings) -> int:
     await proxy.close()
     log.info("stopped")
     return EXIT_OK
+
+
+def _without_garbage(record: logging.LogRecord) -> bool:
+    """What a peer sends that is no HTTP is answered with 400: a line here, not a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    log.warning("no HTTP request", error=" ".join(error.message.split())[:200])
+    return False
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -88,6 +89,20 @@ def test_a_whole_life() -> None:
             assert await asyncio.to_thread(proxy.wait) == 0
 
     asyncio.run(asyncio.wait_for(life(), WAIT_S))
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/9.9.9\r\n\r\n", b"POST / HTTP/1.1\r\n: x\r\n\r\n"]
+)
+def test_what_is_no_http_is_a_line_in_the_log(garbage: bytes) -> None:
+    with Running("--decode", "http://127.0.0.1:9", "--virtual") as proxy:
+        url = urlsplit(proxy.expect("ready")["url"])
+        with socket.create_connection((url.hostname, url.port), WAIT_S) as peer:
+            peer.sendall(garbage + b"\r\n\r\n")
+            assert b" 400 " in peer.makefile("rb").readline()
+        assert proxy.expect("no HTTP request")["level"] == "warning"
+        proxy.signal()
+        assert proxy.wait() == 0
 
 
 def test_its_end_waits_for_requests_in_flight() -> None:

@@ -151,6 +151,16 @@ def test_what_d_says_is_passed_on(run: Run, prompt: object, stream: bool) -> Non
     run(story, d=[says(422, '{"error": "so it is"}')])
 
 
+@pytest.mark.parametrize("status", [204, 302, 600])
+def test_a_status_that_no_engine_answers_with_is_not_passed_on(run: Run, status: int) -> None:
+    async def story(cluster: Cluster) -> None:
+        got, said = await cluster.ask({"prompt": "a"})
+        assert got == 502
+        assert f"status {status}" in said["error"]["message"]
+
+    run(story, d=[says(status, "")])
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_one_part_that_fails_is_the_answer_for_all(run: Run, stream: bool) -> None:
     """At once: it does not wait for the other parts, and ends them."""

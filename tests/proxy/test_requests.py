@@ -342,6 +342,9 @@ def test_load_is_spread(run: Run) -> None:
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"prompt": "a", "n": ["x" * 100_000]}, "n"),
         ({"prompt": "a", "n": True}, "n"),
+        ({"prompt": "a", "n": 2, "seed": 2**63 - 1}, "seed"),
+        ({"prompt": "a", "n": 2, "seed": -(2**63) - 1}, "seed"),
+        ({"prompt": "a", "n": 2, "seed": int("9" * 4300)}, "seed"),
         ({"prompt": "a", "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
         ({"prompt": "a", "kv_transfer_params": 5}, "kv_transfer_params"),
         (

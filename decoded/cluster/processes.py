@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from decoded.cli.children import OWN_GROUP
+
 _TAIL_LINES = 25
 # As a traceback ends, wherever it is in a line; warnings may quote errors that were overcome.
 _ERROR = re.compile(
@@ -67,7 +69,7 @@ class Child:
                     stdout=log,
                     stderr=log,
                     env=self._environ,
-                    start_new_session=True,
+                    **OWN_GROUP,
                 )
             except OSError as error:
                 raise ClusterError(f"{self.name} cannot be started: {error}") from error

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from decoded.cli.children import OWN_GROUP
+
 _TAIL_LINES = 15
 _LINE_BYTES = 1 << 20
 
@@ -56,8 +58,7 @@ class Child:
                 stderr=log,
                 env=environ,
                 limit=_LINE_BYTES,
-                # Ctrl-C is for the parent, which ends its children in order.
-                start_new_session=True,
+                **OWN_GROUP,
             )
         self._reader = asyncio.create_task(self._read(self._process))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,6 @@ from .conftest import OLDER, Run, staged
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(OLDER, reason="the older release is tested with one rank"),
-    pytest.mark.skipif(
-        len(os.sched_getaffinity(0)) < 4,
-        reason="four ranks need four cores: each spins while it waits, and starves the others",
-    ),
 ]
 
 CHOSEN = [one for one in SCENARIOS if one.name in ("batch", "second turn", "abort, mid-push")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +18,7 @@ from .check.report import print_row, print_table, summary
 from .check.run import accept
 from .check.scenarios import SCENARIOS
 from .cluster import Cluster
+from .model import chosen_model, small_model
 from .plan import Plan, Policy
 from .program import run_program
 from .show import View, make_view
@@ -34,7 +36,7 @@ def main() -> int:
             return await _check(plan, args, folder, console, view)
         return await _serve(plan, folder, console, view)
 
-    return run_program("cluster", args.model, console, job)
+    return run_program("cluster", partial(chosen_model, args.model, small_model), console, job)
 
 
 async def _serve(plan: Plan, folder: Path, console: Console, view: View) -> bool:

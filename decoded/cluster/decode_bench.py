@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rich.table import Table
 from decoded.cli.console import make_console
 
 from .cluster import Cluster
+from .model import chosen_model, tiny_model
 from .nodes import STOP_PATIENCE_S
 from .plan import Plan, command_flags
 from .processes import Child, ClusterError
@@ -45,7 +47,7 @@ class Load:
     requests: int = 64
     input_tokens: int = 1000
     output_tokens: int = 64
-    rate: float = 0.5
+    rate: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def main() -> int:
             console.print(problem, markup=False, soft_wrap=True)
         return not wrong
 
-    return run_program("bench", args.model, console, job)
+    return run_program("bench", partial(chosen_model, args.model, tiny_model), console, job)
 
 
 def _parse() -> argparse.Namespace:
@@ -197,7 +199,12 @@ def _parse() -> argparse.Namespace:
         description="Measure a D engine without any P engine, with `vllm bench serve`. "
         "Exit code: 0 if all was as it should be, else 1.",
     )
-    parser.add_argument("--model", type=Path, metavar="DIR", help="a checkpoint's folder")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="a checkpoint's folder (default: a tiny one with random weights)",
+    )
     parser.add_argument("--requests", type=int, default=Load.requests, metavar="N")
     parser.add_argument("--input-tokens", type=int, default=Load.input_tokens, metavar="N")
     parser.add_argument("--output-tokens", type=int, default=Load.output_tokens, metavar="N")

@@ -47,6 +47,11 @@ def small_model(cache: Path | None = None) -> Path:
     return _kept(cache or cache_folder(), f"SmolLM2-135M-Instruct-{_EDITION}", _make_small)
 
 
+def chosen_model(given: Path | None, default: Callable[[], Path]) -> Path:
+    """The checkpoint that was given, or else the default one. Raises ModelError."""
+    return check_model(given) if given else default()
+
+
 def tiny_model(cache: Path | None = None) -> Path:
     """A random Llama of four layers and four KV heads, with SmolLM2's tokenizer.
 

@@ -14,28 +14,26 @@ from rich.console import Console
 from rich.text import Text
 
 from .api import ApiError
-from .model import ModelError, check_model, small_model
+from .model import ModelError
 from .processes import ClusterError
 
 
 def run_program(
     name: str,
-    model: Path | None,
+    model: Callable[[], Path],
     console: Console,
     job: Callable[[Path, Path], Coroutine[Any, Any, bool]],
 ) -> int:
     """Run `job` with a checkpoint's folder and one for logs; the exit code.
 
     0 if it says that all is as it should be, else 1, and 128 + n after signal n, which
-    cancels it. `model`: a user's checkpoint; None is the small one. The logs are kept when
-    something went wrong.
+    cancels it. `model` finds the checkpoint. The logs are kept when something went wrong.
     """
     caught: list[int] = []
     folder = Path(tempfile.mkdtemp(prefix=f"decoded-{name}-"))
     good = False
     try:
-        checkpoint = check_model(model) if model else small_model()
-        good = asyncio.run(_until_signal(job(checkpoint, folder), caught))
+        good = asyncio.run(_until_signal(job(model(), folder), caught))
     except asyncio.CancelledError:
         good = True
         return 128 + caught[0]

@@ -24,6 +24,7 @@ from decoded.client import Client
 from decoded.client.memory import SharedCaches, plan_layout
 from decoded.config.schema import PoolGroup, PoolLayer, PoolTensor
 from decoded.kv.layout import block_offset
+from decoded.kv.regions import SharedRegion
 from decoded.kv.transfer import TransferEngine, session_name
 from decoded.observe import log
 from decoded.producer import Producer, PushRequest, RemoteParams
@@ -268,6 +269,7 @@ class _Alone:
 def _fill(caches: SharedCaches) -> None:
     step = 2**24
     for region in caches.regions:
+        assert isinstance(region, SharedRegion), "the bench has the host's memory"
         for at in range(0, region.size, step):
             count = min(step, region.size - at)
             region.buffer[at : at + count] = os.urandom(count)

@@ -18,6 +18,7 @@ from decoded import __version__
 COMMANDS = {
     "serve": ("serve", "run the daemon"),
     "check-config": ("check_config", "check a configuration and say every error at once"),
+    "config": ("show_config", "print the configuration that the daemon would take"),
     "status": ("status", "show what the running daemon is doing"),
     "submit": ("submit", "submit one request, wait for it and print its outcome"),
     "proxy": ("proxy", "run the proxy of a P/D cluster"),

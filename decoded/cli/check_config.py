@@ -13,9 +13,6 @@ from .options import add_config_arguments, overrides_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, help="the same as --config FILE")
-    parser.add_argument(
-        "--show", action="store_true", help="print every key with its value, secrets left out"
-    )
     add_config_arguments(parser, "endpoint", "log_level", "log_format")
 
 
@@ -33,11 +30,5 @@ def run(args: argparse.Namespace) -> int:
         return FAILED
     for warning in warnings(config, os.environ):
         print(f"warning: {warning}", file=sys.stderr)
-    if args.show:
-        import yaml
-
-        values = config.model_dump(mode="json")
-        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
-    else:
-        print(f"{path or 'the configuration without a file'} is valid")
+    print(f"{path or 'the configuration without a file'} is valid")
     return OK

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from decoded.kv.layout import LayoutError, PoolGroup, PoolLayer, check_layout, pool_layout
+from decoded.kv.memory import KvRegion, attach_region, check_ascend
+from decoded.kv.npu import NpuRegion, share_storage
 from decoded.kv.regions import (
     SHARED_PREFIX,
     SHM,
@@ -67,7 +69,7 @@ class SharedCaches:
     Close it after the registration has ended and the tensors made of it are gone.
     """
 
-    def __init__(self, layout: KvLayout, regions: list[SharedRegion], owned: bool) -> None:
+    def __init__(self, layout: KvLayout, regions: Sequence[KvRegion], owned: bool) -> None:
         """Use `create` or `attach`."""
         self.layout = layout
         self.regions = regions
@@ -78,17 +80,18 @@ class SharedCaches:
     def create(cls, layout: KvLayout) -> SharedCaches:
         """Make the layout's regions, filled with zeros. Raises LayoutError, RegionError."""
         check_layout(layout)
-        return cls(layout, _open_all(layout, SharedRegion.create), owned=True)
+        return cls(layout, _open_all(layout, _create_region), owned=True)
 
     @classmethod
     def attach(cls, layout: KvLayout) -> SharedCaches:
         """Map regions that another process made, such as the daemon's pool: the `layout`
-        of the Registration. Raises LayoutError, RegionError.
+        of the Registration. On an NPU the thread uses that one from then on. Raises
+        LayoutError, RegionError.
 
         A restarted daemon has a new pool; map that when `Client.registration` changes.
         """
         check_layout(layout)
-        return cls(layout, _open_all(layout, SharedRegion.attach), owned=False)
+        return cls(layout, _open_all(layout, attach_region), owned=False)
 
     @property
     def memory(self) -> SharedMemory:
@@ -121,16 +124,27 @@ class SharedCaches:
                 f"tensor {index} of layer {layer!r} has blocks of {tensor.block_len} bytes, which "
                 f"{shape} elements of {found} do not fill"
             )
-        return tensor_view(self.regions[tensor.region], tensor.offset, (blocks, *shape), found)
+        region = self.regions[tensor.region]
+        if isinstance(region, NpuRegion):
+            return region.tensor(tensor.offset, (blocks, *shape), found)
+        return tensor_view(region, tensor.offset, (blocks, *shape), found)
 
     def block(self, layer: str, index: int, block: int) -> memoryview:
-        """The bytes of one block of the engine (all its kernel blocks), without torch."""
+        """The bytes of one block of the engine (all its kernel blocks), without torch.
+
+        Raises LayoutError for a layer, index or block that is not there, RegionError on an NPU.
+        """
         tensor, count = self._find(layer, index), self._group(layer).num_blocks
         if not 0 <= block < count:
             raise LayoutError(f"layer {layer!r} has blocks 0 to {count - 1}, not {block}")
         size = tensor.block_len * tensor.block_size_scale
         start = tensor.offset + block * size
-        return self.regions[tensor.region].buffer[start : start + size]
+        region = self.regions[tensor.region]
+        if isinstance(region, NpuRegion):
+            raise RegionError(
+                f"memory {region.name} is an NPU's: `tensor` shows it, `block` cannot"
+            )
+        return region.buffer[start : start + size]
 
     def close(self) -> None:
         """Unmap; memory that was made here loses its name. Raises RegionError while tensors
@@ -168,22 +182,25 @@ def share_tensors(
     groups: Sequence[KvGroup],
     group_of: Mapping[str, int] | None = None,
 ) -> SharedMemory:
-    """Move existing CPU caches to shared memory, and describe them for `register_kv`.
+    """Share existing caches with the daemon, and describe them for `register_kv`.
 
-    Arguments as in `tensor_layout`. The tensors stay usable, but their bytes move: take
+    Arguments as in `tensor_layout`. On an NPU they stay where they are, as torch_npu shares them.
+    On CPU they are moved to shared memory: they stay usable, but their bytes move, so take
     addresses afterwards. The memory lives as long as the tensors. What a killed process
     leaves is removed by the daemon, or by the next process that shares tensors.
     torch.multiprocessing cannot send them any more. Raises LayoutError, RegionError.
     """
     for name, tensors in caches.items():
         for tensor in tensors:
-            if tensor.device.type != "cpu":
+            if tensor.device.type not in ("cpu", "npu"):
                 raise RegionError(
-                    f"layer {name!r} is on {tensor.device}: only CPU memory can be shared so; "
+                    f"layer {name!r} is on {tensor.device}: only CPU and NPU memory can be shared; "
                     "use decoded.client.transfer, where the worker runs Mooncake itself"
                 )
     # Fail on a wrong layout before anything is moved.
-    tensor_layout(caches, groups, group_of)
+    layout = tensor_layout(caches, groups, group_of)
+    if any(tensor.device.type == "npu" for tensors in caches.values() for tensor in tensors):
+        check_ascend(layout, [address for address, _ in tensor_storages(caches)])
     unlink_stale(SHARED_PREFIX)
     return SharedMemory(tensor_layout(caches, groups, group_of, _share_storage))
 
@@ -275,6 +292,13 @@ def _label(storage: torch.UntypedStorage, index: int) -> tuple[Region, int]:
 
 
 def _share_storage(storage: torch.UntypedStorage, index: int) -> tuple[Region, int]:
+    if storage.device.type == "npu":
+        label = f"npu:{storage.device.index}/storage-{index}"
+        return Region(label, storage.nbytes(), share_storage(storage)), 0
+    return _move_storage(storage, index)
+
+
+def _move_storage(storage: torch.UntypedStorage, index: int) -> tuple[Region, int]:
     """Move a storage to a file of its own in /dev/shm. torch puts a reference count before
     the bytes (`RefcountedMapAllocator`, 64 bytes in torch 2.13), so they begin later.
 
@@ -303,15 +327,19 @@ def _new_name() -> str:
     return f"{SHARED_PREFIX}client-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _open_all(layout: KvLayout, open_one: Callable[[str, int], SharedRegion]) -> list[SharedRegion]:
+def _create_region(region: Region) -> SharedRegion:
+    return SharedRegion.create(region.name, region.size)
+
+
+def _open_all(layout: KvLayout, open_one: Callable[[Region], KvRegion]) -> list[KvRegion]:
     """All regions, or none."""
-    regions: list[SharedRegion] = []
+    regions: list[KvRegion] = []
     try:
         for region in layout.regions:
-            regions.append(open_one(region.name, region.size))
+            regions.append(open_one(region))
     except BaseException:
         for opened in regions:
-            if open_one == SharedRegion.create:
+            if open_one == _create_region:
                 opened.unlink()
             opened.close()
         raise

@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from decoded.kv.layout import LayoutError, check_layout
-from decoded.kv.transfer import TransferEngine, TransferError
+from decoded.kv.memory import open_engine
+from decoded.kv.npu import machine_number, use_device
+from decoded.kv.transfer import TransferError
 from decoded.wire.layout import KvGroup, KvLayout, TransferMemory
 
 from .memory import tensor_layout, tensor_storages
@@ -49,20 +51,14 @@ class WorkerTransfer:
         `region_addrs`: where each region lies in this process. `host`: this node as
         producers reach it, the same as the daemon's side_channel.advertise_host.
         `protocol`, `device`: as in the daemon's configuration; with `ascend`, call it in
-        the thread that has set the device. Raises LayoutError, TransferError.
+        a thread that has set the device. Raises LayoutError, TransferError.
         """
         check_layout(layout)
         if len(region_addrs) != len(layout.regions):
             raise LayoutError(
                 f"{len(region_addrs)} region addresses for {len(layout.regions)} regions"
             )
-        self._engine = TransferEngine.open(host, protocol, device)
-        try:
-            for address, region in zip(region_addrs, layout.regions, strict=True):
-                self._engine.register(address, region.size)
-        except BaseException:
-            self._engine.close()
-            raise
+        self._engine = open_engine(layout, region_addrs, host, protocol, device)
         self.memory = TransferMemory(layout, self._engine.port, list(region_addrs))
         """What to register."""
         self._kept: object = None
@@ -80,8 +76,15 @@ class WorkerTransfer:
     ) -> WorkerTransfer:
         """The same for torch tensors, described as in `memory.tensor_layout`.
 
-        Keeps the tensors alive until `close`.
+        Keeps the tensors alive until `close`. On an NPU the thread uses that one from then on.
+        Raises RegionError as well.
         """
+        places = {tensor.device for tensors in caches.values() for tensor in tensors}
+        if len(places) > 1:
+            raise LayoutError(f"the caches of one rank are on {', '.join(map(str, places))}")
+        for place in places:
+            if place.type == "npu":
+                use_device(machine_number(place.index))
         layout = tensor_layout(caches, groups, group_of)
         addresses = [address for address, _ in tensor_storages(caches)]
         transfer = cls(layout, addresses, host, protocol, device)

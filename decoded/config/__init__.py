@@ -5,6 +5,7 @@ from .checks import Problem, unreadable_files, warnings
 from .load import ConfigError, load_config
 from .runtime import endpoint_of, prepare_socket_dir, remove_socket, runtime_dir
 from .schema import Config
+from .transport import transfer_environment, write_timeout_s
 
 __all__ = [
     "Config",
@@ -16,6 +17,8 @@ __all__ = [
     "prepare_socket_dir",
     "remove_socket",
     "runtime_dir",
+    "transfer_environment",
     "unreadable_files",
     "warnings",
+    "write_timeout_s",
 ]

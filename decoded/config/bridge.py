@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from decoded.core import CoreSettings
 
 from .schema import Config
+from .transport import write_timeout_s
 
 
-def core_settings(config: Config) -> CoreSettings:
+def core_settings(config: Config, environ: Mapping[str, str]) -> CoreSettings:
     """The core's settings. What is not configurable keeps the core's own default."""
     call = config.metaserver
     # The last try to call the metaserver may begin this long after the first.
@@ -17,7 +20,7 @@ def core_settings(config: Config) -> CoreSettings:
         registration_deadline_s=config.deadlines.registration_s,
         done_deadline_s=config.deadlines.done_s,
         prefill_timeout_s=retrying_s + call.total_timeout_s,
-        transfer_timeout_s=config.transfer.timeout_s,
+        transfer_timeout_s=write_timeout_s(config, environ),
         drain_margin_s=config.deadlines.drain_margin_s,
         max_requests=config.limits.max_requests,
         max_unacknowledged=config.limits.max_unacknowledged,

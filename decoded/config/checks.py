@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .transport import transport_timeout_s, write_timeout_s
+
 if TYPE_CHECKING:
     from .schema import Config
 
@@ -101,6 +103,12 @@ def _pool(config: Config) -> Iterator[Problem]:
                 f"'{layer.name}' names {layer.count} layers alike: put {{}} where the number goes"
             )
             yield Problem(f"{path}.name", text, involved=(f"{path}.count",))
+    if pool.npus and len(pool.npus) != pool.ranks:
+        text = f"{len(pool.npus)} NPUs for {pool.ranks} ranks: name one for each, or none"
+        yield Problem("kv.pool.npus", text, involved=("kv.pool.ranks",))
+    if pool.npus and config.transfer.protocol != "ascend":
+        text = f"transfer.protocol {config.transfer.protocol} does not reach an NPU's memory"
+        yield Problem("kv.pool.npus", text, involved=("transfer.protocol",))
     total = sum(layer.count for layer in pool.layers)
     if total > MAX_LAYERS:
         yield Problem("kv.pool.layers", f"{total} layers in all, at most {MAX_LAYERS} are possible")
@@ -143,16 +151,17 @@ def _warn_deadlines(config: Config) -> Iterator[Problem]:
 
 def _warn_transfer(config: Config, environ: Mapping[str, str]) -> Iterator[Problem]:
     try:
-        lasts_s = float(environ.get("MC_TRANSFER_TIMEOUT", "0"))
+        lasts_s = transport_timeout_s(config, environ)
+        drains_s = write_timeout_s(config, environ)
         low = int(environ.get("MC_MIN_RPC_PORT", _MOONCAKE_PORTS[0]))
         high = int(environ.get("MC_MAX_RPC_PORT", _MOONCAKE_PORTS[1]))
     except ValueError as error:
-        yield Problem("", f"environment variables MC_*: {error}")
+        yield Problem("", str(error))
         return
-    if lasts_s > config.transfer.timeout_s:
+    if lasts_s > drains_s and _says_how_long(config, environ):
         text = (
-            f"{config.transfer.timeout_s:g} s is less than MC_TRANSFER_TIMEOUT={lasts_s:g} in the "
-            "environment: with the same at the producers, a write can outlast the drain"
+            f"{drains_s:g} s is less than the {lasts_s:g} s that a write of this node would last "
+            "by its settings: with the same at the producers, one can outlast the drain"
         )
         yield Problem("transfer.timeout_s", text)
     side = config.side_channel
@@ -163,3 +172,13 @@ def _warn_transfer(config: Config, environ: Mapping[str, str]) -> Iterator[Probl
             "takes its own at random: choose others, or move MC_MIN_RPC_PORT and MC_MAX_RPC_PORT"
         )
         yield Problem("side_channel.base_port", text)
+
+
+def _says_how_long(config: Config, environ: Mapping[str, str]) -> bool:
+    """Somebody has set how long writes last; a mere default of the transport warns of nothing."""
+    if config.transfer.protocol != "ascend":
+        return "MC_TRANSFER_TIMEOUT" in environ
+    names = ("ASCEND_TRANSFER_TIMEOUT", "HCCL_RDMA_TIMEOUT", "HCCL_RDMA_RETRY_CNT")
+    ascend = config.transfer.ascend
+    given = (ascend.transfer_timeout_ms, ascend.rdma_timeout, ascend.rdma_retries)
+    return any(each is not None for each in given) or any(name in environ for name in names)

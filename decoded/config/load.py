@@ -14,6 +14,7 @@ from .checks import Problem
 from .runtime import endpoint_of
 from .schema import RULES_BROKEN, Config
 from .sources import KeyPath, Sources, keys_at
+from .transport import write_timeout_s
 
 
 class ConfigError(ValueError):
@@ -46,6 +47,10 @@ def load_config(
             endpoint_of(config, environ)
         except ValueError as error:
             problems = [Problem("link.endpoint", str(error))]
+        try:
+            write_timeout_s(config, environ)
+        except ValueError as error:
+            problems.append(Problem("transfer.ascend", str(error)))
     if config is None or problems:
         raise ConfigError(problems)
     return config

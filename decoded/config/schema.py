@@ -81,17 +81,34 @@ class SideChannelConfig(Section):
         return self.advertise_host or self.bind_host
 
 
+class AscendConfig(Section):
+    """What Mooncake's `ascend` takes from the environment; null leaves that as it is."""
+
+    transfer_timeout_ms: Annotated[int, Field(ge=1, le=86_400_000, strict=True)] | None = None
+    """ASCEND_TRANSFER_TIMEOUT. Null, and not in the environment: derived from the next two."""
+    rdma_timeout: Annotated[int, Field(ge=5, le=24, strict=True)] | None = None
+    """HCCL_RDMA_TIMEOUT: the network card waits 4.096 us * 2 to this power; 20 by default."""
+    rdma_retries: Annotated[int, Field(ge=1, le=7, strict=True)] | None = None
+    """HCCL_RDMA_RETRY_CNT; 7 by default."""
+    connect_timeout_ms: Annotated[int, Field(ge=1, le=86_400_000, strict=True)] | None = None
+    """ASCEND_CONNECT_TIMEOUT."""
+    base_port: Annotated[int, Field(ge=1, le=65_535, strict=True)] | None = None
+    """ASCEND_BASE_PORT: the first port that the transport tries."""
+
+
 class TransferConfig(Section):
     """The Mooncake engine of each rank."""
 
     protocol: Literal["tcp", "rdma", "ascend"] = "tcp"
     device: Annotated[str, Field(max_length=256)] = ""
     """What Mooncake takes as its device name, for instance `mlx5_0`; empty: Mooncake chooses."""
-    timeout_s: Seconds = 30.0
+    timeout_s: Seconds | None = None
     """The longest that a producer's write can last: its MC_TRANSFER_TIMEOUT (Ascend:
     ASCEND_TRANSFER_TIMEOUT). Blocks are held back at least this long after the last
     moment at which a write may have begun, so never set it lower than the producers' value.
+    Null: as long as a write of this node would last (`config.bridge.write_timeout_s`).
     """
+    ascend: AscendConfig = AscendConfig()
 
 
 class PoolGroup(Section):
@@ -124,6 +141,8 @@ class PoolConfig(Section):
     """KV memory that the daemon allocates at start, the same for each of `ranks` ranks."""
 
     ranks: Annotated[int, Field(ge=1, le=4_096, strict=True)] = 1
+    npus: tuple[Annotated[int, Field(ge=0, le=65_535, strict=True)], ...] = ()
+    """The machine's number of each rank's NPU; empty: shared memory of the host."""
     groups: Annotated[tuple[PoolGroup, ...], Field(min_length=1, max_length=256)]
     layers: Annotated[tuple[PoolLayer, ...], Field(min_length=1, max_length=MAX_LAYERS)]
 

@@ -57,7 +57,7 @@ class Daemon:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._core = Core(core_settings(config))
+        self._core = Core(core_settings(config, os.environ))
         self._dispatcher = Dispatcher(self._core)
         # Every event comes this way; a method in between would be paid for each time.
         self.dispatch = self._dispatcher.dispatch
@@ -77,8 +77,10 @@ class Daemon:
         if config.kv.pool is not None:
             groups, layers = config.kv.pool.groups, config.kv.pool.expanded()
             names = [f"{SHARED_PREFIX}{self.boot}-{rank}" for rank in range(config.kv.pool.ranks)]
-            self._pool = Pool.create([pool_layout(groups, layers, name) for name in names])
-            self._open.callback(self._pool.close)
+            self._pool = await Pool.create(
+                [pool_layout(groups, layers, name) for name in names], config.kv.pool.npus
+            )
+            self._open.push_async_callback(self._pool.close)
         self._channels = SideChannels(
             context,
             config.side_channel.bind_host,

@@ -17,6 +17,7 @@ from decoded.config import (
     prepare_socket_dir,
     remove_socket,
     runtime_dir,
+    transfer_environment,
 )
 from decoded.edges.descriptors import raise_descriptor_limit
 from decoded.kv.regions import RegionError
@@ -43,6 +44,8 @@ def serve(config: Config) -> int:
         return EXIT_CANNOT_START
     try:
         raise_descriptor_limit()
+        # Mooncake reads them when it is loaded.
+        os.environ.update(transfer_environment(config, environ))
         return uvloop.run(_run(config, endpoint))
     finally:
         # ZMQ leaves it behind. While the lock is held it is nobody else's.

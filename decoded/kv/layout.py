@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
+import msgspec
+
 from decoded.wire.layout import KvGroup, KvLayer, KvLayout, KvTensor, Region
 from decoded.wire.side_channel import LayerMetadata
 
@@ -87,6 +89,39 @@ def block_size(tensor: KvTensor) -> int:
 def tensor_size(group: KvGroup, tensor: KvTensor) -> int:
     """Bytes from the tensor's first block to the end of its last."""
     return group.num_blocks * block_size(tensor)
+
+
+def spans(layout: KvLayout) -> list[tuple[int, int]]:
+    """Per region: where its first tensor begins, and bytes from there to its last one's end.
+
+    A region without a tensor is (0, its size).
+    """
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for layer in layout.layers:
+        for tensor in layer.tensors:
+            end = tensor.offset + tensor_size(layout.groups[layer.group], tensor)
+            begins[tensor.region] = min(begins.get(tensor.region, end), tensor.offset)
+            ends[tensor.region] = max(ends.get(tensor.region, 0), end)
+    return [
+        (begins.get(index, 0), ends.get(index, region.size) - begins.get(index, 0))
+        for index, region in enumerate(layout.regions)
+    ]
+
+
+def moved(layout: KvLayout, regions: Sequence[Region], by: Sequence[int]) -> KvLayout:
+    """The layout in other regions, its tensors `by` so many bytes further on in each."""
+    layers = [
+        msgspec.structs.replace(
+            layer,
+            tensors=[
+                msgspec.structs.replace(tensor, offset=tensor.offset + by[tensor.region])
+                for tensor in layer.tensors
+            ],
+        )
+        for layer in layout.layers
+    ]
+    return msgspec.structs.replace(layout, regions=list(regions), layers=layers)
 
 
 def block_offset(tensor: KvTensor, block: int) -> int:

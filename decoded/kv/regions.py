@@ -19,18 +19,28 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .errors import RegionError
+
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "SHARED_PREFIX",
+    "SHM",
+    "RegionError",
+    "SharedRegion",
+    "adopt_region",
+    "check_name",
+    "stale_regions",
+    "tensor_view",
+    "unlink_stale",
+]
 
 SHM = Path("/dev/shm")
 # Of every region that this package makes, in the daemon and in clients.
 SHARED_PREFIX = "/decoded-"
 _NAME = re.compile(r"/[A-Za-z0-9._-]{1,254}", re.ASCII)
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-class RegionError(RuntimeError):
-    """Shared memory that cannot be had; the text says why and what to do."""
 
 
 def check_name(name: str) -> str:

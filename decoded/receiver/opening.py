@@ -75,13 +75,14 @@ class Opener:
 
     async def _pooled(self, seat: Seat, memory: PoolMemory, thread: RankThread) -> Opened:
         share = await self._pool.take(seat.rank, seat.engine_id, self._release_timeout_s)
-        regions, settings = share.regions, self._settings
+        layout, regions, settings = share.layout, share.regions, self._settings
         try:
-            opened = await thread.run(lambda: RankMemory.of_pool(regions, settings))
+            opened = await thread.run(lambda: RankMemory.of_pool(layout, regions, settings))
+            layout = await share.shared_layout()
         except BaseException:
             Pool.give_back(share)
             raise
-        return Opened("pool", share.layout, opened.region_addrs, opened.te_rpc_port, opened, share)
+        return Opened("pool", layout, opened.region_addrs, opened.te_rpc_port, opened, share)
 
 
 def _advertised(memory: TransferMemory) -> Opened:

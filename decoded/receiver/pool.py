@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import msgspec
+
+from decoded.kv.layout import moved
+from decoded.kv.memory import KvRegion
+from decoded.kv.npu import NpuRegion
 from decoded.kv.regions import SharedRegion
-from decoded.wire.layout import KvLayout
+from decoded.wire.layout import KvLayout, Region
+
+from .rank import RankThread
 
 
 class PoolError(Exception):
@@ -22,14 +31,23 @@ class PoolRank:
     """One rank's share of the pool.
 
     `engine_id`: whose it is, None when free. `retiring`: its registration is over, but
-    writers may still be at it.
+    writers may still be at it. `thread`: where its memory is allocated, shared and let go.
     """
 
     layout: KvLayout
-    regions: list[SharedRegion]
+    regions: list[KvRegion]
+    thread: RankThread
     engine_id: str | None = None
     retiring: bool = False
     freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def shared_layout(self) -> KvLayout:
+        """The layout as one more client may map it. Raises RegionError."""
+        npus = [region for region in self.regions if isinstance(region, NpuRegion)]
+        if not npus:
+            return self.layout
+        shared = await self.thread.run(lambda: [region.share() for region in npus])
+        return msgspec.structs.replace(self.layout, regions=shared)
 
 
 @dataclass
@@ -39,17 +57,23 @@ class Pool:
     ranks: list[PoolRank] = field(default_factory=list)
 
     @classmethod
-    def create(cls, layouts: list[KvLayout]) -> Pool:
-        """Allocate every region of `layouts`, one layout per rank. Raises RegionError."""
+    async def create(cls, layouts: Sequence[KvLayout], npus: Sequence[int] = ()) -> Pool:
+        """Allocate every region of `layouts`, one layout per rank, each on its NPU if `npus`
+        has their numbers, else in shared memory. Raises RegionError.
+        """
         pool = cls()
         try:
-            for layout in layouts:
-                rank = PoolRank(layout, [])
+            for number, layout in enumerate(layouts):
+                rank = PoolRank(layout, [], RankThread(f"pool-{number}"))
                 pool.ranks.append(rank)
                 for region in layout.regions:
-                    rank.regions.append(SharedRegion.create(region.name, region.size))
+                    create = partial(_create, region, npus[number] if npus else None)
+                    rank.regions.append(await rank.thread.run(create))
+                begins = [getattr(region, "begin", 0) for region in rank.regions]
+                placed = [Region(region.name, region.size) for region in rank.regions]
+                rank.layout = moved(layout, placed, begins)
         except BaseException:
-            pool.close()
+            await pool.close()
             raise
         return pool
 
@@ -82,10 +106,21 @@ class Pool:
         share.engine_id, share.retiring = None, False
         share.freed.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Unmap and remove all of it."""
         for rank in self.ranks:
             for region in rank.regions:
-                region.unlink()
-                region.close()
+                await rank.thread.run(partial(_remove, region))
+            rank.thread.close()
         self.ranks.clear()
+
+
+def _create(region: Region, npu: int | None) -> KvRegion:
+    if npu is None:
+        return SharedRegion.create(region.name, region.size)
+    return NpuRegion.create(region.name, region.size, npu)
+
+
+def _remove(region: KvRegion) -> None:
+    region.unlink()
+    region.close()

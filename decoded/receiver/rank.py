@@ -11,7 +11,10 @@ from typing import TypeVar
 
 import structlog
 
-from decoded.kv.regions import SHARED_PREFIX, SharedRegion, unlink_stale
+from decoded.kv.layout import LayoutError
+from decoded.kv.memory import KvRegion, attach_region, open_engine
+from decoded.kv.npu import NpuRegion, use_device
+from decoded.kv.regions import SHARED_PREFIX, unlink_stale
 from decoded.kv.transfer import TransferEngine
 from decoded.wire.layout import KvLayout
 
@@ -78,7 +81,7 @@ class RankMemory:
     """
 
     def __init__(
-        self, engine: TransferEngine, regions: Sequence[SharedRegion], own_regions: bool
+        self, engine: TransferEngine, regions: Sequence[KvRegion], own_regions: bool
     ) -> None:
         self._engine: TransferEngine | None = engine
         self._regions = regions
@@ -88,21 +91,31 @@ class RankMemory:
 
     @classmethod
     def attach(cls, layout: KvLayout, settings: TransferSettings) -> RankMemory:
-        """Map an engine's regions and register them. Raises RegionError or TransferError."""
-        regions: list[SharedRegion] = []
+        """Map an engine's regions and register them. Raises LayoutError, RegionError or
+        TransferError.
+        """
+        _check_one_npu(layout)
+        regions: list[KvRegion] = []
         try:
             for region in layout.regions:
-                regions.append(SharedRegion.attach(region.name, region.size))
-            return cls(_open(regions, settings), regions, own_regions=True)
+                regions.append(attach_region(region))
+            return cls(_open(layout, regions, settings), regions, own_regions=True)
         except BaseException:
-            for region_ in regions:
-                region_.close()
+            for each in regions:
+                each.close()
             raise
 
     @classmethod
-    def of_pool(cls, regions: Sequence[SharedRegion], settings: TransferSettings) -> RankMemory:
-        """Register regions that the daemon owns, which outlive this. Raises TransferError."""
-        return cls(_open(regions, settings), regions, own_regions=False)
+    def of_pool(
+        cls, layout: KvLayout, regions: Sequence[KvRegion], settings: TransferSettings
+    ) -> RankMemory:
+        """Register regions that the daemon owns, which outlive this. Raises LayoutError or
+        TransferError.
+        """
+        for region in regions:
+            if isinstance(region, NpuRegion):
+                use_device(region.device)
+        return cls(_open(layout, regions, settings), regions, own_regions=False)
 
     def fence(self) -> None:
         """Close the transfer engine: nobody can write to the regions through it any more."""
@@ -122,12 +135,16 @@ class RankMemory:
                 log.info("removed shared memory that a dead process left", name=name)
 
 
-def _open(regions: Sequence[SharedRegion], settings: TransferSettings) -> TransferEngine:
-    engine = TransferEngine.open(settings.host, settings.protocol, settings.device)
-    try:
-        for region in regions:
-            engine.register(region.address, region.size)
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+def _open(
+    layout: KvLayout, regions: Sequence[KvRegion], settings: TransferSettings
+) -> TransferEngine:
+    addresses = [region.address for region in regions]
+    return open_engine(layout, addresses, settings.host, settings.protocol, settings.device)
+
+
+def _check_one_npu(layout: KvLayout) -> None:
+    """A rank's thread has one device, and its Mooncake engine with it."""
+    places = {None if region.npu is None else region.npu.device for region in layout.regions}
+    if len(places) > 1:
+        names = sorted("host memory" if each is None else f"NPU {each}" for each in places)
+        raise LayoutError(f"the memory of one rank is on {' and '.join(names)}, not on one device")

@@ -14,16 +14,34 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**48)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Address = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Handle = Annotated[bytes, msgspec.Meta(max_length=1024)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NpuHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How another process maps a storage on an Ascend NPU, once: what torch_npu's
+    `UntypedStorage._share_npu_` returns, in its order. `device` is the machine's number of the NPU.
+    """
+
+    device: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    handle: Handle
+    size: Count
+    offset: Offset
+    ref_counter: Handle
+    ref_counter_offset: Offset
+    event: Handle
+    event_sync: bool
+
+
+class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One contiguous piece of memory of `size` bytes. `name`: its POSIX shared memory
-    object (with the leading slash), or any label where memory is not shared.
+    object (with the leading slash), or any label where memory is not shared by name.
+    `npu`: where it is an NPU's and shared, how to map it.
     """
 
     name: Name
     size: Count
+    npu: NpuHandle | None = None
 
 
 class KvTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -114,16 +114,17 @@ def test_check_config_warns(run: Run) -> None:
     assert "warning: side_channel.base_port" in said.stderr
 
 
-def test_check_config_shows_what_is_in_force(run: Run) -> None:
+def test_config_shows_what_is_in_force(run: Run) -> None:
     said = run(
-        "check-config",
-        "--show",
+        "config",
         DECODED_CONFIG=str(CONFIGS / "ascend.yaml"),
         DECODED_LOG__LEVEL="debug",
     )
     assert said.returncode == OK
     assert "protocol: ascend" in said.stdout
     assert "level: debug" in said.stdout
+    assert "# In the environment of Mooncake: ASCEND_TRANSFER_TIMEOUT=33064" in said.stdout
+    assert "A drain lasts 34.064 s" in said.stdout
 
 
 @pytest.mark.parametrize("command", [("status",), ("submit", "--virtual")])

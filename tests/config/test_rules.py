@@ -95,7 +95,12 @@ def test_endpoints_that_cannot_be(endpoint: str, said: str) -> None:
     [
         ({"metaserver": {"total_timeout_s": 400}}, {}, "metaserver.total_timeout_s"),
         ({"deadlines": {"registration_s": 400}}, {}, "deadlines.registration_s"),
-        ({}, {"MC_TRANSFER_TIMEOUT": "60"}, "transfer.timeout_s"),
+        ({"transfer": {"timeout_s": 30}}, {"MC_TRANSFER_TIMEOUT": "60"}, "transfer.timeout_s"),
+        (
+            {"transfer": {"timeout_s": 30, "protocol": "ascend", "ascend": {"rdma_retries": 7}}},
+            {},
+            "transfer.timeout_s",
+        ),
         ({"side_channel": {"base_port": 14_999, "ranks": 2}}, {}, "side_channel.base_port"),
         ({"side_channel": {"base_port": 17_000}}, {}, "side_channel.base_port"),
         ({"side_channel": {"base_port": 9_000}}, MOVED_PORTS, "side_channel.base_port"),
@@ -146,7 +151,7 @@ def test_what_the_core_is_given() -> None:
             "tombstone_age_s": 4,
         },
     }
-    settings = core_settings(Config.model_validate(tree))
+    settings = core_settings(Config.model_validate(tree), {})
     assert settings.drain_s == 42
     assert settings.request_deadline_s == 101
     assert settings.registration_deadline_s == 102

@@ -79,6 +79,8 @@ def type_text(kind: inspect.Type) -> str:
         return f"float {_range(kind)}".strip()
     if isinstance(kind, inspect.StrType):
         return f"str {_length(kind)}".strip()
+    if isinstance(kind, inspect.BytesType):
+        return f"bin (at most {kind.max_length})"
     if isinstance(kind, inspect.ListType):
         return f"list {_length(kind)}".strip() + f" of {type_text(kind.item_type)}"
     if isinstance(kind, inspect.LiteralType):

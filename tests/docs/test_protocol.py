@@ -35,6 +35,7 @@ MAPS: tuple[type[msgspec.Struct], ...] = (
     *layout.KvMemory.__args__,
     layout.KvLayout,
     layout.Region,
+    layout.NpuHandle,
     layout.KvGroup,
     layout.KvLayer,
     layout.KvTensor,

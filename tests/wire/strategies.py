@@ -46,6 +46,8 @@ def _strategy(info: mi.Type) -> st.SearchStrategy[Any]:
     if isinstance(info, mi.StrType):
         least, most = info.min_length or 0, info.max_length or 24
         return st.text(min_size=least, max_size=min(most, 24)) | st.just("x" * most)
+    if isinstance(info, mi.BytesType):
+        return st.binary(max_size=24) | st.just(b"x" * (info.max_length or 24))
     if isinstance(info, mi.FloatType):
         lowest = info.gt if info.gt is not None else -1e12
         return st.floats(lowest, info.le or 1e12, exclude_min=info.gt is not None)

@@ -27,7 +27,7 @@ class Arrangement(Protocol):
 
 
 class SharedCaches:
-    """CPU caches, moved to shared memory where they are. Writers are the daemon's to fence."""
+    """Caches that the daemon maps: on CPU moved to shared memory. Writers are its to fence."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
@@ -77,7 +77,8 @@ class OwnTransfer:
 
 
 def arrange(caches: Caches, settings: Settings) -> Arrangement:
-    """The arrangement that is configured; `auto` shares CPU memory and nothing else.
+    """The arrangement that is configured; `auto` shares CPU memory and nothing else: an
+    NPU's can be shared as well, where the driver registers what another process allocated.
 
     Raises SettingsError.
     """
@@ -86,7 +87,7 @@ def arrange(caches: Caches, settings: Settings) -> Arrangement:
     if kind == "auto":
         kind = "shared" if device == "cpu" else "transfer"
     if kind == "shared":
-        if device != "cpu":
+        if device not in ("cpu", "npu"):
             raise SettingsError(
                 f"kv_connector_extra_config.memory is shared, but the KV caches are on {device}: "
                 "set transfer"

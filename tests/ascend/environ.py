@@ -13,6 +13,8 @@ from pathlib import Path
 
 from .build import build
 
+_OURS = ("ASCEND_STANDIN_", "ASCEND_RT_VISIBLE_DEVICES")
+
 
 def environment(
     *,
@@ -31,14 +33,14 @@ def environment(
     devices: how many the machine has; visible: which of them the child sees, in its order.
     memory_bytes: of each device. guard: whether a host access to device memory faults.
     delay_s: how long each operation of a stream waits before it runs.
-    fault: "refuse", "stall", "fail" or "die", alone for every transfer or with the number of one
-    ("fail 3"); fault_file: a file that says so, read anew at each transfer.
+    fault: "refuse", "stall", "fail" or "die", and which transfers it strikes: all, or one ("fail 3"),
+    or several ("fail 3-4", "fail 3-"); fault_file: a file that says so, read anew at each transfer.
 
     Builds the libraries if they are not there yet. Raises BuildError, or ModuleNotFoundError
     where torch_npu is not installed.
     """
     result = dict(os.environ if base is None else base)
-    for name in [name for name in result if name.startswith("ASCEND_")]:
+    for name in [name for name in result if name.startswith(_OURS)]:
         del result[name]
     cann = build()
     path = result.get("LD_LIBRARY_PATH")

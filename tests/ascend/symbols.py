@@ -65,9 +65,8 @@ def mentioned_in_wheels() -> set[str]:
     """Words in the wheels' libraries that could be names to look up while they run (dlsym)."""
     words: set[str] = set()
     for library in wheel_libraries():
-        words.update(
-            word.decode() for word in re.findall(rb"(?<=\0)[A-Za-z_]\w{3,}(?=\0)", library.read_bytes())
-        )
+        found = re.findall(rb"(?<=\0)[A-Za-z_]\w{3,}(?=\0)", library.read_bytes())
+        words.update(word.decode() for word in found)
     return words
 
 

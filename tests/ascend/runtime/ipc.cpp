@@ -2,7 +2,6 @@
 #include <acl/error_codes/rt_error_codes.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -72,7 +71,8 @@ aclError aclrtIpcMemGetExportKey(void *pointer, size_t size, char *key, size_t l
                       name)) {
         return REFUSE(ACL_ERROR_RT_MEMORY_ALLOCATION, "no descriptor is left for a key");
     }
-    snprintf(key, length, "%s", name.text().c_str());
+    std::memset(key, 0, length);  // torch compares all of it
+    name.text().copy(key, length - 1);
     return ACL_SUCCESS;
 }
 

@@ -26,6 +26,24 @@ Fault named(const std::string &word) {
     fatal("the fault '%s' is unknown: it is refuse, stall, fail or die", word.c_str());
 }
 
+// "3" is the third alone, "3-4" that and the next, "3-" that and all later ones.
+bool parse(const std::string &text, uint64_t &first, uint64_t &last) {
+    const auto dash = text.find('-');
+    const std::string start = text.substr(0, dash);
+    const std::string end = dash == std::string::npos ? start : text.substr(dash + 1);
+    for (const std::string &each : {start, end}) {
+        if (each.size() > 9 || each.find_first_not_of("0123456789") != std::string::npos) {
+            return false;
+        }
+    }
+    if (start.empty()) {
+        return false;
+    }
+    first = std::stoull(start);
+    last = end.empty() ? UINT64_MAX : std::stoull(end);
+    return first > 0 && first <= last;
+}
+
 }  // namespace
 
 void Faults::read() {
@@ -33,22 +51,15 @@ void Faults::read() {
     if (text == text_) {
         return;
     }
-    fault_ = Fault::none;
-    which_ = 0;
-    begun_ = 0;
     std::istringstream words(text);
     std::string word;
-    if (words >> word) {
-        fault_ = named(word);
-        if (words >> word) {
-            const bool is_number = word.size() < 10 &&
-                                   word.find_first_not_of("0123456789") == std::string::npos;
-            which_ = is_number ? std::stoull(word) : 0;
-            if (which_ == 0 || words >> word) {
-                fatal("the fault '%s' is not a word and a number from 1", text.c_str());
-            }
-        }
+    std::string which = "1-";
+    fault_ = words >> word ? named(word) : Fault::none;
+    words >> which;
+    if (!parse(which, first_, last_) || words >> word) {
+        fatal("the fault '%s' is not a word and which: 3, 3-4 or 3-", text.c_str());
     }
+    begun_ = 0;
     text_ = std::move(text);
 }
 
@@ -62,8 +73,7 @@ Fault Faults::next_transfer() {
     const std::lock_guard lock(mutex_);
     read();
     ++begun_;
-    const bool struck = which_ == 0 || which_ == begun_;
-    return struck ? fault_ : Fault::none;
+    return begun_ >= first_ && begun_ <= last_ ? fault_ : Fault::none;
 }
 
 Faults &faults() {

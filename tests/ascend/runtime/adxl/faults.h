@@ -20,9 +20,10 @@ private:
     void read();
 
     std::mutex mutex_;
-    std::string text_;  // the wording that `fault_` and `which_` were read from
+    std::string text_;  // the wording that the next three were read from
     Fault fault_ = Fault::none;
-    uint64_t which_ = 0;  // the transfer that it strikes, from 1; 0 is every one
+    uint64_t first_ = 0;  // the transfers that it strikes, both included
+    uint64_t last_ = 0;
     uint64_t begun_ = 0;  // since the wording changed
 };
 

@@ -18,7 +18,7 @@ class Child:
     """One of `programs` while it runs; `settings` are those of `environment`."""
 
     def __init__(self, program: str, *arguments: object, **settings: Any) -> None:
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.ascend.programs", program, *map(str, arguments)],
             env=environment(**settings),

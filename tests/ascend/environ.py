@@ -33,8 +33,9 @@ def environment(
     devices: how many the machine has; visible: which of them the child sees, in its order.
     memory_bytes: of each device. guard: whether a host access to device memory faults.
     delay_s: how long each operation of a stream waits before it runs.
-    fault: "refuse", "stall", "fail" or "die", and which transfers it strikes: all, or one ("fail 3"),
-    or several ("fail 3-4", "fail 3-"); fault_file: a file that says so, read anew at each transfer.
+    fault: "refuse", "stall", "fail" or "die", and which transfers it strikes: all, or one
+    ("fail 3"), or several ("fail 3-4", "fail 3-").
+    fault_file: a file that says so instead, read anew at each transfer.
 
     Builds the libraries if they are not there yet. Raises BuildError, or ModuleNotFoundError
     where torch_npu is not installed.

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch_npu
 
 HOST = "127.0.0.1"
-MIB = 1 << 20
+npu: Any = torch_npu.npu
+
+
+def _take_standard_output() -> TextIO:
+    """Standard output for this module alone: torch_npu prints some of its errors there."""
+    voice = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return voice
+
+
+VOICE = _take_standard_output()
 
 
 def say(value: object) -> None:
-    print(json.dumps(value), flush=True)
+    print(json.dumps(value), file=VOICE, flush=True)
 
 
 def heard() -> Any:
@@ -26,13 +37,13 @@ def heard() -> Any:
 
 def devices() -> None:
     """Which devices there are, and that each holds its own memory."""
-    count = torch.npu.device_count()
+    count = npu.device_count()
     tensors = [torch.full((4,), number, device=f"npu:{number}") for number in range(count)]
     say(
         {
             "version": torch_npu.__version__,
-            "available": torch.npu.is_available(),
-            "name": torch.npu.get_device_name(0),
+            "available": npu.is_available(),
+            "name": npu.get_device_name(0),
             "devices": [str(tensor.device) for tensor in tensors],
             "values": [tensor.tolist() for tensor in tensors],
         }
@@ -64,25 +75,26 @@ def tensors(dtype_name: str) -> None:
     compare("to float32", device.to(torch.float32), host.to(torch.float32))
     copy = device.clone()
     equal = [torch.equal(copy, device)]
-    copy[0, 0, 0] = 1
+    copy[0, 0, 0] = 0
     equal.append(torch.equal(copy, device))
     say({"differences": differences, "equal": equal})
 
 
 def share() -> None:
     """Share a tensor; then write, read or free it as told."""
-    torch.npu.set_device(0)
+    npu.set_device(0)
     tensor = torch.zeros(8, dtype=torch.int64, device="npu")
     tensor.fill_(5)
-    torch.npu.synchronize()
-    device, handle, *rest = tensor.untyped_storage()._share_npu_()
+    npu.synchronize()
+    storage: Any = tensor.untyped_storage()
+    device, handle, *rest = storage._share_npu_()
     say([device, handle.hex(), *[_plain(each) for each in rest]])
     while (order := heard()) != "end":
         if order == "read":
             say(tensor.tolist())
         else:
             tensor.fill_(order)
-            torch.npu.synchronize()
+            npu.synchronize()
             say("written")
 
 
@@ -96,10 +108,11 @@ def _bytes(value: Any) -> Any:
 
 def use_shared() -> None:
     """Open what `share` shares; then write or read as told."""
-    torch.npu.set_device(0)
+    npu.set_device(0)
     device, handle, *rest = heard()
     arguments = [_bytes(each) for each in rest]
-    storage = torch.UntypedStorage._new_shared_npu(device, bytes.fromhex(handle), *arguments)
+    storages: Any = torch.UntypedStorage
+    storage = storages._new_shared_npu(device, bytes.fromhex(handle), *arguments)
     tensor = torch.tensor([], dtype=torch.int64, device="npu").set_(storage, 0, (8,), (1,))
     say("open")
     while (order := heard()) != "end":
@@ -107,14 +120,14 @@ def use_shared() -> None:
             say(tensor.tolist())
         else:
             tensor[2:4] = order
-            torch.npu.synchronize()
+            npu.synchronize()
             say("written")
 
 
 def touch() -> None:
     """Read device memory from the host, at data_ptr()."""
     tensor = torch.full((4,), 7, dtype=torch.uint8, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     say("about to read")
     say(list(ctypes.string_at(tensor.data_ptr(), 4)))
 
@@ -123,7 +136,7 @@ def fill_memory(size: str) -> None:
     """Take all of a device, be refused more, and get some again after giving some back."""
     said: dict[str, Any] = {}
     kept = [torch.empty(int(size), dtype=torch.uint8, device="npu:0")]
-    said["free, total"] = torch.npu.mem_get_info(0)
+    said["free, total"] = npu.mem_get_info(0)
     try:
         kept.append(torch.empty(int(size), dtype=torch.uint8, device="npu:0"))
     except torch.OutOfMemoryError as error:
@@ -131,7 +144,7 @@ def fill_memory(size: str) -> None:
     other = torch.zeros(int(size), dtype=torch.uint8, device="npu:1")
     said["other device"] = other.numel()
     kept.clear()
-    torch.npu.empty_cache()
+    npu.empty_cache()
     again = torch.zeros(int(size), dtype=torch.uint8, device="npu:0")
     said["again"] = again.numel()
     say(said)
@@ -141,11 +154,11 @@ def read_late() -> None:
     """Read a tensor on the host with and without waiting for its stream."""
     tensor = torch.zeros(4, dtype=torch.int64, device="npu")
     host = torch.zeros(4, dtype=torch.int64).pin_memory()
-    torch.npu.synchronize()
+    npu.synchronize()
     tensor.fill_(9)
     host.copy_(tensor, non_blocking=True)
     early = host.tolist()
-    torch.npu.synchronize()
+    npu.synchronize()
     say([early, host.tolist()])
 
 
@@ -153,19 +166,19 @@ def read_across(how: str) -> None:
     """Fill on one stream and read on another, which waits for the first or does not."""
     tensor = torch.zeros(4, dtype=torch.int64, device="npu")
     host = torch.zeros(4, dtype=torch.int64).pin_memory()
-    writing, reading = torch.npu.Stream(), torch.npu.Stream()
-    torch.npu.synchronize()
-    with torch.npu.stream(writing):
+    writing, reading = npu.Stream(), npu.Stream()
+    npu.synchronize()
+    with npu.stream(writing):
         for value in range(1, 10):
             tensor.fill_(value)
-        done = torch.npu.Event()
+        done = npu.Event()
         done.record(writing)
     early = done.query()
     if how == "event":
         reading.wait_event(done)
     elif how == "stream":
         reading.wait_stream(writing)
-    with torch.npu.stream(reading):
+    with npu.stream(reading):
         host.copy_(tensor, non_blocking=True)
     reading.synchronize()
     read = host.tolist()
@@ -173,12 +186,12 @@ def read_across(how: str) -> None:
     say({"read": read, "done": [early, done.query()]})
 
 
-def add() -> None:
-    """Use an operator that the stand-in does not have."""
+def use_operator(name: str) -> None:
+    """Use an operator of tensors that the stand-in does not have."""
     tensor = torch.zeros(4, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     try:
-        tensor + tensor
+        getattr(tensor, name)(tensor)
     except RuntimeError as error:
         say(str(error))
 
@@ -196,7 +209,7 @@ def pattern(size: int, seed: int) -> torch.Tensor:
 def _open_engine(device: str) -> Any:
     from mooncake.engine import TransferEngine
 
-    torch.npu.set_device(int(device))
+    npu.set_device(int(device))
     engine = TransferEngine()
     code = engine.initialize(HOST, "P2PHANDSHAKE", "ascend", "")
     assert code == 0, f"initialize answered {code}"
@@ -207,7 +220,7 @@ def receive(device: str, size: str) -> None:
     """Offer memory; say what is in it when asked."""
     engine = _open_engine(device)
     memory = torch.zeros(int(size), dtype=torch.uint8, device="npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     assert engine.register_memory(memory.data_ptr(), memory.numel()) == 0
     say([f"{HOST}:{engine.get_rpc_port()}", memory.data_ptr()])
     while (order := heard()) != "end":
@@ -219,7 +232,7 @@ def receive(device: str, size: str) -> None:
             say(torch.equal(host, pattern(int(size), *arguments)))
         else:
             memory.zero_()
-            torch.npu.synchronize()
+            npu.synchronize()
             say("zeroed")
 
 
@@ -227,7 +240,7 @@ def send(device: str, size: str) -> None:
     """Transfer as told; say the code and how long it took."""
     engine = _open_engine(device)
     memory = pattern(int(size), 0).to("npu")
-    torch.npu.synchronize()
+    npu.synchronize()
     assert engine.register_memory(memory.data_ptr(), memory.numel()) == 0
     here = memory.data_ptr()
     say("ready")
@@ -262,7 +275,7 @@ def _transfer(
         )
     if what == "read":
         memory.zero_()
-        torch.npu.synchronize()
+        npu.synchronize()
         code = engine.transfer_sync_read(peer, here, there, size)
         return [code, torch.equal(memory.cpu(), pattern(size, 0))]
     raise ValueError(f"unknown order {what!r}")
@@ -271,8 +284,8 @@ def _transfer(
 PROGRAMS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
-        *(add, call_missing, devices, fill_memory, read_across, read_late, receive, send),
-        *(share, tensors, touch, use_shared),
+        *(call_missing, devices, fill_memory, read_across, read_late, receive, send),
+        *(share, tensors, touch, use_operator, use_shared),
     )
 }
 

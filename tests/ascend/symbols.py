@@ -48,8 +48,11 @@ def imported(library: Path) -> set[str]:
 
 
 def exported(file: Path) -> set[str]:
-    """All names that a library, or an object file, gives to others."""
-    return _names(file, "--defined-only")
+    """All names that a library, or an object file, gives to others.
+
+    Without the weak ones: those are C++ templates and the like, which every user has too.
+    """
+    return _names(file, "--defined-only", "TDBR")
 
 
 def imported_by_wheels() -> dict[str, list[str]]:
@@ -70,7 +73,8 @@ def mentioned_in_wheels() -> set[str]:
     return words
 
 
-def _names(file: Path, which: str) -> set[str]:
+def _names(file: Path, which: str, kinds: str | None = None) -> set[str]:
+    """The names that `nm` lists, of these of its kinds or of all."""
     dynamic = [] if file.suffix == ".o" else ["--dynamic"]
     out = subprocess.run(
         ["nm", *dynamic, "--extern-only", "--format=posix", which, str(file)],
@@ -78,4 +82,5 @@ def _names(file: Path, which: str) -> set[str]:
         capture_output=True,
         text=True,
     ).stdout
-    return {line.split(maxsplit=1)[0].partition("@")[0] for line in out.splitlines() if line}
+    lines = [line.split() for line in out.splitlines()]
+    return {name.partition("@")[0] for name, kind, *_ in lines if kinds is None or kind in kinds}

@@ -47,7 +47,7 @@ def test_without_the_guard_the_host_reads_device_memory() -> None:
 
 
 def test_a_device_runs_out_of_memory_alone_and_recovers() -> None:
-    size = 60 * MIB
+    size = 60 * MIB - 32  # torch_npu adds 32 bytes and takes whole MiB
     said = run("fill_memory", size, memory_bytes=100 * MIB)
     assert said["free, total"] == [40 * MIB, 100 * MIB]
     assert "out of memory" in said["refused"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .child import Child
 
 API_NOT_SUPPORT = 200001  # ACL_ERROR_API_NOT_SUPPORT
 
 
-def test_an_operator_that_is_not_there_is_named() -> None:
-    with Child("add") as child:
-        assert "aclnnAdd" in child.hear()
+@pytest.mark.parametrize(("operator", "kernel"), [("add", "Add"), ("matmul", "Dot")])
+def test_an_operator_that_is_not_there_is_named(operator: str, kernel: str) -> None:
+    with Child("use_operator", operator) as child:
+        said = child.hear()
+        assert f"OPS function error: {kernel}, error code is {API_NOT_SUPPORT}" in said
+        assert "not implemented by the stand-in" in said
         assert child.wait() == 0
 
 

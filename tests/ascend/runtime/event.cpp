@@ -59,6 +59,11 @@ aclError aclrtCreateEventExWithFlag(aclrtEvent *handle, uint32_t flags) {
     return ACL_SUCCESS;
 }
 
+// What makes it different on hardware, how many there can be, is no matter here.
+aclError aclrtCreateEventWithFlag(aclrtEvent *handle, uint32_t flags) {
+    return aclrtCreateEventExWithFlag(handle, flags);
+}
+
 aclError aclrtDestroyEvent(aclrtEvent handle) {
     const std::lock_guard lock(events().mutex);
     if (events().all.erase(handle) == 0) {

@@ -15,12 +15,19 @@ WAIT_S = 60.0
 
 
 class Child:
-    """One of `programs` while it runs; `settings` are those of `environment`."""
+    """A program while it runs: "module.name", or a name of the module `programs`.
+
+    `settings` are those of `environment`.
+    """
 
     def __init__(self, program: str, *arguments: object, **settings: Any) -> None:
+        module, _, name = program.rpartition(".")
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ascend.programs", program, *map(str, arguments)],
+            [
+                *(sys.executable, "-m", f"tests.ascend.{module or 'programs'}", name),
+                *map(str, arguments),
+            ],
             env=environment(**settings),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch_npu
 
+from .voice import heard, say
+
 HOST = "127.0.0.1"
 npu: Any = torch_npu.npu
-
-
-def _take_standard_output() -> TextIO:
-    """Standard output for this module alone: torch_npu prints some of its errors there."""
-    voice = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return voice
-
-
-VOICE = _take_standard_output()
-
-
-def say(value: object) -> None:
-    print(json.dumps(value), file=VOICE, flush=True)
-
-
-def heard() -> Any:
-    return json.loads(sys.stdin.readline())
 
 
 def devices() -> None:
@@ -196,11 +178,6 @@ def use_operator(name: str) -> None:
         say(str(error))
 
 
-def call_missing(name: str) -> None:
-    """Call a function that the wheels import and the stand-in does not implement."""
-    say(getattr(ctypes.CDLL("libascendcl.so"), name)())
-
-
 def pattern(size: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
@@ -284,7 +261,7 @@ def _transfer(
 PROGRAMS: dict[str, Callable[..., None]] = {
     each.__name__: each
     for each in (
-        *(call_missing, devices, fill_memory, read_across, read_late, receive, send),
+        *(devices, fill_memory, read_across, read_late, receive, send),
         *(share, tensors, touch, use_operator, use_shared),
     )
 }

@@ -19,7 +19,7 @@ def test_an_operator_that_is_not_there_is_named(operator: str, kernel: str) -> N
 
 
 def test_an_imported_function_that_is_not_there_fails_and_is_named() -> None:
-    with Child("call_missing", "aclrtProcessReport") as child:
+    with Child("calls.call_missing", "aclrtProcessReport") as child:
         assert child.hear() == API_NOT_SUPPORT
         assert child.wait() == 0
         assert "aclrtProcessReport: not implemented by the stand-in" in child.errors()

@@ -27,7 +27,11 @@ def pair(**settings: Any) -> Iterator[tuple[Child, Child, list[Any]]]:
         yield receiver, sender, where
 
 
-def test_all_bytes_arrive() -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_all_bytes_arrive(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mooncake calls TransferSync, or TransferAsync and GetTransferStatus if told so."""
+    if asynchronous:
+        monkeypatch.setenv("ASCEND_USE_ASYNC_TRANSFER", "1")
     with pair() as (receiver, sender, where):
         assert receiver.ask(["nonzero"]) == 0
         code, _ = sender.ask(["write", *where])

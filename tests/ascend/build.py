@@ -65,7 +65,7 @@ def build() -> Path:
     compiler = shutil.which("g++")
     if compiler is None or shutil.which("nm") is None:
         raise BuildError("g++ and nm are needed; on Debian: apt-get install g++")
-    folder = Path(sys.prefix) / "ascend-standin" / _fingerprint(compiler)
+    folder = Path(sys.prefix) / "ascend-standin" / fingerprint(compiler)
     if folder.is_dir():
         return folder
     folder.parent.mkdir(exist_ok=True)
@@ -83,7 +83,8 @@ def build() -> Path:
     return folder
 
 
-def _fingerprint(compiler: str) -> str:
+def fingerprint(compiler: str) -> str:
+    """Differs when anything does that the libraries are made from."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     digest = hashlib.sha256(version)
     for wheel in WHEELS:
@@ -97,7 +98,7 @@ def _build_all(compiler: str, scratch: Path, folder: Path) -> None:
     objects = {library.name: _compile_library(compiler, library, scratch) for library in LIBRARIES}
     failing = scratch / "failing.cpp"
     failing.write_text(_failing_entries([each for some in objects.values() for each in some]))
-    objects[RUNTIME.name].append(_compile(compiler, failing, scratch / "failing.o"))
+    objects[RUNTIME.name].append(compile_source(compiler, failing, scratch / "failing.o"))
     for library in LIBRARIES:
         _link(compiler, library, objects[library.name], folder)
 
@@ -112,12 +113,13 @@ def _sources(library: Library) -> list[Path]:
 
 def _compile_library(compiler: str, library: Library, scratch: Path) -> list[Path]:
     return [
-        _compile(compiler, source, scratch / f"{library.name}-{source.stem}.o")
+        compile_source(compiler, source, scratch / f"{library.name}-{source.stem}.o")
         for source in _sources(library)
     ]
 
 
-def _compile(compiler: str, source: Path, output: Path) -> Path:
+def compile_source(compiler: str, source: Path, output: Path) -> Path:
+    """Compile one source against CANN's headers; raises BuildError with the compiler's words."""
     _run(
         *(compiler, *FLAGS, "-isystem", str(symbols.headers()), "-I", str(SOURCES)),
         *("-c", str(source), "-o", str(output)),

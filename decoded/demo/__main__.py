@@ -12,7 +12,7 @@ from typing import get_args
 import decoded
 from decoded.cli.console import make_console
 
-from .run import run
+from .run import Npus, run
 from .scenario import Arrangement, make_batch
 from .show import LiveView, PlainView, View, print_json, print_report
 from .verify import Report
@@ -55,7 +55,8 @@ async def _run(args: argparse.Namespace, view: View, caught: list[int]) -> Repor
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    return await run(args.config, args.memory, args.timeout, view)
+    npus = None if args.npu is None else Npus(*args.npu)
+    return await run(args.config, args.memory, args.timeout, view, npus)
 
 
 def _parse() -> argparse.Namespace:
@@ -70,6 +71,13 @@ def _parse() -> argparse.Namespace:
         default="engine",
         help="whose KV memory D receives into: the engine's, shared with the daemon (default); "
         "the daemon's, mapped by the engine; or the engine's, which runs Mooncake itself",
+    )
+    parser.add_argument(
+        "--npu",
+        type=int,
+        nargs=2,
+        metavar=("D", "P"),
+        help="keep D's and P's KV memory on these NPUs, and have Mooncake speak ascend",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument(

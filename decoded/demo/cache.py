@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -62,6 +62,10 @@ class PagedCache:
         for tensors in self._layers:
             for tensor in tensors:
                 tensor.normal_(generator=generator)
+
+    def written(self) -> Callable[[], None] | None:
+        """What waits until all that was written so far is in memory; None: it is."""
+        return None
 
     def dump(self, blocks: Sequence[int]) -> bytes:
         """The bytes of these blocks: by layer, then K and V, then by block."""

@@ -191,11 +191,12 @@ def main() -> None:
     parent = Parent()
     endpoint, folder = sys.argv[1], Path(sys.argv[2])
     arrangement: Arrangement = sys.argv[3]  # type: ignore[assignment] # the parent checks it
+    npu = int(sys.argv[4])
     prepare_torch()
     with (
         Client(endpoint, ENGINE_ID, name="demo scheduler") as scheduler,
         Client(endpoint, ENGINE_ID, "worker", subscribe=False, name="demo worker") as worker,
-        registered(worker, arrangement) as cache,
+        registered(worker, arrangement, npu) as cache,
     ):
         listener = Listener(parent, scheduler)
         listener.start()

@@ -21,11 +21,18 @@ HOST = "127.0.0.1"
 
 
 @contextmanager
-def registered(worker: Client, arrangement: Arrangement) -> Iterator[PagedCache]:
-    """KV memory of `D_BLOCKS` blocks that the daemon receives into, until the end of the `with`."""
+def registered(worker: Client, arrangement: Arrangement, npu: int) -> Iterator[PagedCache]:
+    """KV memory of `D_BLOCKS` blocks that the daemon receives into, until the end of the `with`.
+
+    `npu`: the one that it is on; -1 for the host's memory.
+    """
     with ExitStack() as stack:
-        layout, memory = _OPEN[arrangement](worker, stack)
-        cache = PagedCache(layout, memory)
+        if npu >= 0:
+            from .npu_memory import open_cache
+
+            cache: PagedCache = open_cache(worker, stack, arrangement, npu)
+        else:
+            cache = PagedCache(*_OPEN[arrangement](worker, stack))
         stack.callback(cache.close)
         stack.callback(worker.unregister_kv)
         yield cache

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from decoded.cli.query import NoDaemonError, ask_status
 
@@ -28,14 +28,16 @@ class DemoError(Exception):
     """The run came to no end; the text says why."""
 
 
-async def run(config: Path, memory: Arrangement, timeout_s: float, view: View) -> Report:
+async def run(
+    config: Path, memory: Arrangement, timeout_s: float, view: View, npus: Npus | None = None
+) -> Report:
     """Run the demo; every process has ended when this returns, also when it is cancelled.
 
     `config`: the daemon's configuration. `memory`: how D's KV memory is arranged.
     """
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="decoded-demo-"))
-    demo = Demo(config, memory, folder, view)
+    demo = Demo(config, memory, folder, view, npus)
     report = Report(memory)
     try:
         await asyncio.wait_for(demo.play(), timeout_s)
@@ -53,13 +55,28 @@ async def run(config: Path, memory: Arrangement, timeout_s: float, view: View) -
     return report
 
 
+class Npus(NamedTuple):
+    """The machine's numbers of the NPUs that hold D's and P's KV memory."""
+
+    d: int
+    p: int
+
+
 class Demo:
     """One run: a daemon, a P process, a D engine, and the single-process run beside them."""
 
-    def __init__(self, config: Path, memory: Arrangement, folder: Path, view: View) -> None:
+    def __init__(
+        self,
+        config: Path,
+        memory: Arrangement,
+        folder: Path,
+        view: View,
+        npus: Npus | None = None,
+    ) -> None:
         self.batch = make_batch()
         self.evidence = Evidence(folder)
         self._memory = memory
+        self._npus = npus
         self._config = config
         self._folder = folder
         self._view = view
@@ -110,12 +127,17 @@ class Demo:
 
     async def _start(self) -> None:
         settings = {"link.endpoint": self._endpoint}
+        if self._npus is not None:
+            settings["transfer.protocol"] = "ascend"
         if self._memory == "daemon":
-            settings["kv.pool"] = json.dumps(_pool())
+            settings["kv.pool"] = json.dumps(_pool(self._npus))
+        d_npu, p_npu = ("-1", "-1") if self._npus is None else map(str, self._npus)
         flags = [part for key, text in settings.items() for part in ("--set", f"{key}={text}")]
         await self._daemon.start("decoded", "serve", "--config", str(self._config), *flags)
-        await self._p.start("decoded.demo.prefill", str(self._folder))
-        await self._d.start("decoded.demo.engine", self._endpoint, str(self._folder), self._memory)
+        await self._p.start("decoded.demo.prefill", str(self._folder), p_npu)
+        await self._d.start(
+            "decoded.demo.engine", self._endpoint, str(self._folder), self._memory, d_npu
+        )
         await self._reference.start("decoded.demo.reference")
 
     async def _end(self, patience_s: float) -> None:
@@ -196,7 +218,7 @@ class Demo:
         self._view.progress(report["external_id"], report["state"], layers)
 
 
-def _pool() -> dict[str, Any]:
+def _pool(npus: Npus | None) -> dict[str, Any]:
     """kv.pool of the daemon's configuration, where it owns the memory."""
     tensor = {"block_len": block_len()}
     layer = {
@@ -205,4 +227,5 @@ def _pool() -> dict[str, Any]:
         "tensors": [tensor, tensor],
     }
     group = {"block_size": BLOCK_SIZE, "num_blocks": D_BLOCKS}
-    return {"groups": [group], "layers": [layer]}
+    place = {} if npus is None else {"npus": [npus.d]}
+    return {"groups": [group], "layers": [layer], **place}

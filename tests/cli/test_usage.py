@@ -124,7 +124,7 @@ def test_config_shows_what_is_in_force(run: Run) -> None:
     assert "protocol: ascend" in said.stdout
     assert "level: debug" in said.stdout
     assert "# In the environment of Mooncake: ASCEND_TRANSFER_TIMEOUT=33064" in said.stdout
-    assert "A drain lasts 34.064 s" in said.stdout
+    assert "A drain lasts 67.128 s" in said.stdout
 
 
 @pytest.mark.parametrize("command", [("status",), ("submit", "--virtual")])

@@ -12,6 +12,7 @@ from typing import Any
 from .environ import environment
 
 WAIT_S = 60.0
+LEAVE_S = 10.0
 
 
 class Child:
@@ -66,10 +67,15 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
+        # Who ends by itself cleans up; only who does not is killed.
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-        self._process.wait(WAIT_S)
-        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            self._process.wait(WAIT_S)
+        for pipe in (self._process.stdout, self._errors):
             if pipe is not None:
                 pipe.close()
 

@@ -216,8 +216,8 @@ STANDIN_API aclError aclnnInplaceFillScalar(void *, uint64_t, aclOpExecutor *exe
     return launch(executor, stream);
 }
 
-STANDIN_API aclError aclnnInplaceCopyGetWorkspaceSize(const aclTensor *self, const aclTensor *source,
-                                                      uint64_t *workspace,
+STANDIN_API aclError aclnnInplaceCopyGetWorkspaceSize(const aclTensor *self,
+                                                      const aclTensor *source, uint64_t *workspace,
                                                       aclOpExecutor **executor) {
     constexpr auto name = "aclnnInplaceCopy";
     if (const aclError result = check_types(name, {self, source}); result != ACL_SUCCESS) {

@@ -23,6 +23,7 @@ COMMANDS = {
     "submit": ("submit", "submit one request, wait for it and print its outcome"),
     "proxy": ("proxy", "run the proxy of a P/D cluster"),
     "bench": ("bench", "measure the data path or the control path"),
+    "doctor": ("doctor", "try what this machine can run, and say what to do"),
     "version": ("version", "print the versions of decoded and of what it runs on"),
 }
 

@@ -44,18 +44,7 @@ class NpuRegion:
     def create(cls, name: str, size: int, device: int) -> NpuRegion:
         """Allocate `size` bytes, all zero, from the aligned byte `begin` on. Raises RegionError."""
         index = use_device(device)
-        import torch
-
-        try:
-            # The allocator aligns to less than Mooncake wants.
-            whole = torch.zeros(size + ALIGNMENT, dtype=torch.uint8, device=f"npu:{index}")
-            _torch_npu().synchronize()
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
-            raise RegionError(
-                f"{size} bytes for {name} cannot be had on NPU {device}: {_first_line(error)}; "
-                "make the KV memory smaller, or see with npu-smi who else uses the NPU"
-            ) from error
-        return cls(name, whole.untyped_storage())
+        return cls(name, _allocate(name, size, device, index))
 
     @classmethod
     def attach(cls, region: Region) -> NpuRegion:
@@ -63,30 +52,7 @@ class NpuRegion:
         handle = region.npu
         assert handle is not None, "a region of an NPU has a handle"
         index = use_device(handle.device)
-        import torch
-
-        try:
-            storage = torch.UntypedStorage._new_shared_npu(  # type: ignore[attr-defined]
-                index,
-                handle.handle,
-                handle.size,
-                handle.offset,
-                handle.ref_counter,
-                handle.ref_counter_offset,
-                handle.event,
-                handle.event_sync,
-            )
-        except RuntimeError as error:
-            raise RegionError(
-                f"memory {region.name} on NPU {handle.device} cannot be mapped: "
-                f"{_first_line(error)}; is the process that shares it still there?"
-            ) from error
-        if storage.nbytes() < region.size:
-            raise RegionError(
-                f"memory {region.name} has {storage.nbytes()} bytes, {region.size} are needed: "
-                "does the layout that names it belong to another run?"
-            )
-        return cls(region.name, storage)
+        return cls(region.name, _map(region, handle, index))
 
     @property
     def storage(self) -> torch.UntypedStorage:
@@ -131,6 +97,52 @@ class NpuRegion:
     def unlink(self) -> bool:
         """It has no name that could be removed: the driver frees it with its last process."""
         return False
+
+
+# These two are functions of their own on purpose. What torch_npu's first import leaves behind keeps
+# alive the frames that it was called from, and with them their local variables.
+
+
+def _allocate(name: str, size: int, device: int, index: int) -> torch.UntypedStorage:
+    import torch
+
+    try:
+        # The allocator aligns to less than Mooncake wants.
+        whole = torch.zeros(size + ALIGNMENT, dtype=torch.uint8, device=f"npu:{index}")
+        _torch_npu().synchronize()
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        raise RegionError(
+            f"{size} bytes for {name} cannot be had on NPU {device}: {_first_line(error)}; "
+            "make the KV memory smaller, or see with npu-smi who else uses the NPU"
+        ) from error
+    return whole.untyped_storage()
+
+
+def _map(region: Region, handle: NpuHandle, index: int) -> torch.UntypedStorage:
+    import torch
+
+    try:
+        storage: torch.UntypedStorage = torch.UntypedStorage._new_shared_npu(  # type: ignore[attr-defined]
+            index,
+            handle.handle,
+            handle.size,
+            handle.offset,
+            handle.ref_counter,
+            handle.ref_counter_offset,
+            handle.event,
+            handle.event_sync,
+        )
+    except RuntimeError as error:
+        raise RegionError(
+            f"memory {region.name} on NPU {handle.device} cannot be mapped: "
+            f"{_first_line(error)}; is the process that shares it still there?"
+        ) from error
+    if storage.nbytes() < region.size:
+        raise RegionError(
+            f"memory {region.name} has {storage.nbytes()} bytes, {region.size} are needed: "
+            "does the layout that names it belong to another run?"
+        )
+    return storage
 
 
 def share_storage(storage: torch.UntypedStorage) -> NpuHandle:

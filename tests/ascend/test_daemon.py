@@ -13,6 +13,7 @@ import pytest
 from decoded.client import Client, Submission
 from decoded.testing import DaemonProcess
 from tests.edges.proxy import Proxy
+from tests.edges.support import until
 
 from .child import Child
 from .environ import environment
@@ -46,6 +47,7 @@ class Node:
     def __init__(self, folder: Path, arrangement: str, ranks: int) -> None:
         self._stack = ExitStack()
         self.ranks = ranks
+        self.daemon_has_pool = arrangement == "pool"
         config = {**CONFIG, "kv": {"pool": pool(ranks)}} if arrangement == "pool" else CONFIG
         self.daemon = self._stack.enter_context(DaemonProcess(config, folder))
         endpoint = self.daemon.endpoint
@@ -105,6 +107,12 @@ class Node:
         return self._stack.enter_context(Child(program, *arguments, **settings))
 
 
+def mapped(pid: int) -> int:
+    """Pieces of NPU memory that a process has: the stand-in keeps each in a memfd."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return len({line.split()[4] for line in lines if "memfd" in line})
+
+
 @pytest.fixture(autouse=True)
 def _standin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon, which the tests' harness starts, finds the stand-in as well."""
@@ -133,6 +141,13 @@ def test_two_ranks_on_two_npus(node: Node) -> None:
     node.scheduler.submit(Submission("v", "x-v", [OURS], TOKENS, do_virtual=True))
     assert node.ended() == ("done", "virtual")
     assert node.differing(2) == [[], []]
+    for worker in node.workers:
+        worker.tell("end")
+        assert worker.wait() == 0
+    # Nobody has mapped an NPU's memory any more, but for the pool.
+    kept = node.ranks if node.daemon_has_pool else 0
+    assert until(lambda: mapped(node.daemon.pid) == kept)
+    assert node.daemon.stop() == 0
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -31,9 +31,10 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"core", "observe", "wire", "kv", "client", "producer", "testing", "config"},
     "vllm": {"wire", "kv", "client", "producer", "config"},
     "proxy": {"edges"},
+    "doctor": {"wire", "kv"},
     "cli": {
         *{"core", "wire", "kv", "edges", "observe", "config", "daemon"},
-        *{"client", "producer", "testing", "bench", "proxy"},
+        *{"client", "producer", "testing", "bench", "proxy", "doctor"},
     },
     "demo": {"wire", "kv", "client", "producer", "testing", "config", "cli"},
     "cluster": {"cli"},

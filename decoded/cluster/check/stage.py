@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -188,6 +189,10 @@ class Stage:
         return not asked.done()
 
     async def _idle(self) -> bool:
+        """P has answered the proxy, by which time it has counted; and no engine has a request."""
+        health = json.loads(await self.api.get("/health"))
+        if any(node["legs"] for side in ("decode", "prefill") for node in health[side]):
+            return False
         counters = await _counters(self.running)
         return not any(one.running + one.waiting for one in counters)
 

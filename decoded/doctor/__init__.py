@@ -1,0 +1,1 @@
+"""What a machine can run, found out by doing it."""

@@ -15,7 +15,7 @@ from decoded.testing import DaemonProcess
 from tests.edges.proxy import Proxy
 from tests.edges.support import until
 
-from .child import Child
+from .child import Child, run
 from .environ import environment
 from .nodes_facts import BLOCK_SIZE, BLOCKS, LAYERS, WIDTH
 
@@ -129,6 +129,21 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     made = Node(folder, arrangement, ranks)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("node", [("vllm shared", 1), ("vllm auto", 1)], indirect=True)
+def test_what_the_vllm_plug_in_registers(node: Node) -> None:
+    state, _, said = node.push("r1", node.producers(delay_s=0.005), 1)
+    assert state == "done", said
+    assert node.differing(1) == [[]]
+
+
+def test_no_thread_strays_to_another_npu() -> None:
+    used = run("nodes.threads")
+    for rank in (0, 1):
+        assert used.pop(f"rank-engine-{rank}_0") == [rank]
+        assert used.pop(f"pool-{rank}_0") == [rank]
+    assert used == {}
 
 
 @pytest.mark.parametrize("node", [(each, 2) for each in ARRANGEMENTS], indirect=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from decoded.client.memory import tensor_layout, tensor_storages
@@ -13,6 +13,7 @@ from ..caches import Caches
 from ..half import Reports, WorkerHalf
 from ..settings import Settings
 from ..stats import ConnectorStats
+from .device import device_setter, recorder
 from .job import Job
 from .metadata import Chunk, PrefillMeta
 from .opener import Opener
@@ -30,7 +31,7 @@ class PrefillWorker(WorkerHalf[PrefillMeta]):
         self._producer: Producer | None = None
         self._opener: Opener | None = None
         self._layers: dict[str, int] = {}
-        self._record: Callable[[], Callable[[], None] | None] = _nothing
+        self._record = recorder("cpu")
         self._jobs: dict[str, Job] = {}
         self._step: list[tuple[Job, int]] = []
         self._saved: set[str] = set()
@@ -51,11 +52,11 @@ class PrefillWorker(WorkerHalf[PrefillMeta]):
             device=self._settings.device,
             tp_rank=int(tp.rank_in_group),
             tp_size=int(tp.world_size),
-            on_thread_start=_device_setter(caches),
+            on_thread_start=device_setter(caches),
         )
         self._opener = Opener(self._producer, len(layout.groups))
         self._layers = {layer.name: index for index, layer in enumerate(layout.layers)}
-        self._record = _recorder(caches.device_type)
+        self._record = recorder(caches.device_type)
 
     def preempted(self, meta: PrefillMeta) -> None:
         """This step overwrites blocks that were read: wait until nobody reads them."""
@@ -159,37 +160,3 @@ class PrefillWorker(WorkerHalf[PrefillMeta]):
         for job, _ in self._step:
             job.fail(reason)
         self._step = []
-
-
-def _nothing() -> None:
-    return None
-
-
-def _recorder(device_type: str) -> Callable[[], Callable[[], None] | None]:
-    """What notes how far the device's stream is; returns what waits for that. On CPU what was
-    called has been done.
-    """
-    if device_type == "cpu":
-        return _nothing
-    import torch
-
-    device = getattr(torch, device_type)
-
-    def record() -> Callable[[], None]:
-        event = device.Event()
-        event.record()
-        wait: Callable[[], None] = event.synchronize
-        return wait
-
-    return record
-
-
-def _device_setter(caches: Caches) -> Callable[[], None] | None:
-    """Contexts of devices belong to threads: the push thread has to have this worker's."""
-    if caches.device_type == "cpu":
-        return None
-    import torch
-
-    index = next(iter(caches.tensors.values()))[0].device.index
-    device = getattr(torch, caches.device_type)
-    return lambda: device.set_device(index)

@@ -71,9 +71,9 @@ class Daemon:
         config, core, context = self._config, self._core, self._context
         host = config.side_channel.host
         counters = core.counters
-        # Ours and clients' alike: what bears this prefix and has no living owner is left over.
-        for name in unlink_stale(SHARED_PREFIX):
-            log.info("removed shared memory that a dead process left", name=name)
+        _remove_stale_memory()
+        # At the very end, too: of an engine that died after its memory was let go.
+        self._open.callback(_remove_stale_memory)
         if config.kv.pool is not None:
             groups, layers = config.kv.pool.groups, config.kv.pool.expanded()
             names = [f"{SHARED_PREFIX}{self.boot}-{rank}" for rank in range(config.kv.pool.ranks)]
@@ -257,3 +257,9 @@ def tls_context(tls: TlsConfig | None) -> ssl.SSLContext | None:
         password = tls.key_password.get_secret_value() if tls.key_password else None
         context.load_cert_chain(tls.cert_file, tls.key_file, password)
     return context
+
+
+def _remove_stale_memory() -> None:
+    """Ours and clients' alike: what bears the prefix and has no living owner is left over."""
+    for name in unlink_stale(SHARED_PREFIX):
+        log.info("removed shared memory that a dead process left", name=name)

@@ -15,6 +15,7 @@ import pytest
 
 from decoded.testing import BareClient, DaemonProcess
 from decoded.wire import link as wire
+from tests.edges.support import until
 
 
 def submission(n: int, **fields: object) -> wire.Submission:
@@ -38,11 +39,12 @@ POOL = {
 
 
 def test_sigterm_ends_it_with_code_0_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    daemon = DaemonProcess({"kv": POOL}, tmp_path).start()
-    assert len(shared_memory(daemon)) == 1
-    assert (tmp_path / "decoded.sock").is_socket()
-    assert daemon.stop() == 0
-    assert shared_memory(daemon) == []
+    with DaemonProcess({"kv": POOL}, tmp_path) as daemon:
+        # It answers before its log has been written.
+        assert len(until(lambda: shared_memory(daemon))) == 1
+        assert (tmp_path / "decoded.sock").is_socket()
+        assert daemon.stop() == 0
+        assert shared_memory(daemon) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "daemon.log"]
 
 
@@ -81,17 +83,35 @@ def test_a_second_daemon_on_the_same_socket_names_the_first(tmp_path: Path) -> N
 
 
 def test_a_dead_daemons_socket_and_memory_are_taken_over(tmp_path: Path) -> None:
-    daemon = DaemonProcess({"kv": POOL}, tmp_path).start()
-    dead = shared_memory(daemon)
-    assert len(dead) == 1
-    daemon.kill()
-    assert (tmp_path / "decoded.sock").exists()
-    assert shared_memory(daemon) == dead
-    daemon.start()
-    assert len(shared_memory(daemon)) == 1
-    assert shared_memory(daemon) != dead
-    assert daemon.stop() == 0
-    assert shared_memory(daemon) == []
+    with DaemonProcess({"kv": POOL}, tmp_path) as daemon:
+        [dead] = until(lambda: shared_memory(daemon))
+        daemon.kill()
+        assert (tmp_path / "decoded.sock").exists()
+        assert shared_memory(daemon) == [dead]
+        daemon.start()
+        [name] = until(lambda: [name for name in shared_memory(daemon) if name != dead])
+        assert shared_memory(daemon) == [name]
+        assert daemon.stop() == 0
+        assert shared_memory(daemon) == []
+
+
+def test_what_an_engine_left_goes_with_the_daemon_at_the_latest(tmp_path: Path) -> None:
+    with DaemonProcess(folder=tmp_path) as daemon:
+        dead = subprocess.run(
+            [sys.executable, "-c", _KILLED], stdout=subprocess.PIPE, text=True, check=False
+        ).stdout.strip()
+        assert dead in os.listdir("/dev/shm")
+        assert daemon.stop() == 0
+        assert dead not in os.listdir("/dev/shm")
+
+
+_KILLED = """
+import os, signal
+from decoded.kv.regions import SharedRegion
+region = SharedRegion.create(f"/decoded-client-{os.getpid()}-test", 4096)
+print(region.name[1:], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_taken_side_channel_port_is_named_with_its_holder() -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PoolMemory",
     "SharedCaches",
+    "give_up_shared",
     "plan_layout",
     "share_tensors",
     "tensor_layout",
@@ -205,6 +206,17 @@ def share_tensors(
     return SharedMemory(tensor_layout(caches, groups, group_of, _share_storage))
 
 
+def give_up_shared(memory: SharedMemory) -> None:
+    """Remove the names of what `share_tensors` has shared: for a process that is about to end,
+    perhaps not by itself. Who has mapped the memory keeps it, and so do the tensors. They
+    cannot be shared again.
+    """
+    for region in memory.layout.regions:
+        remove = _removers.get(region.name)
+        if remove is not None:
+            remove()
+
+
 def tensor_layout(
     caches: Mapping[str, Sequence[torch.Tensor]],
     groups: Sequence[KvGroup],
@@ -312,14 +324,22 @@ def _move_storage(storage: torch.UntypedStorage, index: int) -> tuple[Region, in
     name = _named.get(handle)
     if name is None:
         name = _named[handle] = _new_name()
-        weakref.finalize(storage, adopt_region(handle.decode(), name))
+        _removers[name] = weakref.finalize(storage, adopt_region(handle.decode(), name))
         weakref.finalize(storage, _named.pop, handle)
-    total = (SHM / name[1:]).stat().st_size
+        weakref.finalize(storage, _removers.pop, name)
+    try:
+        total = (SHM / name[1:]).stat().st_size
+    except FileNotFoundError:
+        raise RegionError(
+            f"storage {index} was shared as {name} and given up: share newly allocated tensors"
+        ) from None
     return Region(name, total), total - size
 
 
 _named: dict[bytes, str] = {}
 """Our names of the storages that are shared already, by torch's."""
+_removers: dict[str, Callable[[], object]] = {}
+"""What removes each of our names; once."""
 
 
 def _new_name() -> str:

@@ -80,7 +80,7 @@ def _wheels(findings: Findings) -> bool:
     try:
         wheel = check_wheel()
     except WheelError as error:
-        findings.bad("Mooncake", str(error), "pip install 'decoded[npu]'")
+        findings.bad("Mooncake", str(error), f"pip install {NPU_WHEEL}")
         return False
     if wheel != NPU_WHEEL:
         findings.bad("Mooncake", f"{wheel} speaks no ascend", f"uninstall it; install {NPU_WHEEL}")
@@ -89,7 +89,7 @@ def _wheels(findings: Findings) -> bool:
     try:
         torch, torch_npu = metadata.version("torch"), metadata.version("torch-npu")
     except metadata.PackageNotFoundError as error:
-        findings.bad("torch_npu", f"{error} is not installed", "pip install 'decoded[npu]'")
+        findings.bad("torch_npu", f"{error} is not installed", "see docs/ascend.md")
         return False
     if torch.split("+")[0].split(".")[:2] != torch_npu.split(".")[:2]:
         findings.bad(

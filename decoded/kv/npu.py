@@ -215,8 +215,8 @@ def _torch_npu() -> Any:
         import torch_npu
     except (ImportError, OSError) as error:
         raise RegionError(
-            f"torch_npu cannot be imported ({_first_line(error)}): install decoded[npu], and load "
-            "CANN's environment (source .../ascend-toolkit/set_env.sh)"
+            f"torch_npu cannot be imported ({_first_line(error)}): install the torch-npu that goes "
+            "with this torch, and load CANN's environment (source .../ascend-toolkit/set_env.sh)"
         ) from error
     return torch_npu.npu
 

@@ -28,8 +28,11 @@ def check_wheel() -> str:
     """
     found = [name for name in EXTRAS if _is_installed(name)]
     if not found:
-        choices = ", ".join(f"decoded[{extra}]" for extra in EXTRAS.values())
-        raise WheelError(f"no Mooncake wheel is installed; pip install one of {choices}")
+        raise WheelError(
+            "no Mooncake wheel is installed; install one of "
+            f"{', '.join(EXTRAS)}, or this package with one of its extras: "
+            f"{', '.join(EXTRAS.values())}"
+        )
     if len(found) > 1:
         raise WheelError(
             f"{len(found)} Mooncake wheels are installed ({', '.join(found)}) and overwrite each "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import random
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -63,6 +64,7 @@ class SideChannels:
         self._bound: dict[int, SideChannel] = {}
         self._lent: dict[str, list[SideChannel]] = {}
         self._configured = bool(base_port)
+        _check_host(host)
         if base_port:
             change = "choose another side_channel.base_port or stop the other process"
             self._bind(range(base_port, base_port + ranks), change)
@@ -178,3 +180,16 @@ class SideChannels:
                 raise _CannotBind(self._host, port, error) from None
         self._bound.update((channel.port, channel) for channel in channels)
         return channels
+
+
+def _check_host(host: str) -> None:
+    """Not only when an engine comes. Raises PortError."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        raise PortError(
+            f"side_channel.bind_host: this machine cannot listen on {host} "
+            f"({error.strerror or error}); give one of its own addresses"
+        ) from None

@@ -16,6 +16,7 @@ import torch
 
 from decoded.client.memory import (
     SharedCaches,
+    give_up_shared,
     plan_layout,
     share_tensors,
     tensor_layout,
@@ -148,6 +149,20 @@ def test_moved_caches_leave_nothing_behind() -> None:
     del moved
     gc.collect()
     assert region.name not in _shared_names()
+
+
+def test_who_is_about_to_end_leaves_no_name_behind() -> None:
+    moved = torch.ones(8, 24)
+    memory = share_tensors({"a": [moved]}, GROUPS[:1])
+    [region] = memory.layout.regions
+    with SharedCaches.attach(memory.layout) as seen:
+        give_up_shared(memory)
+        give_up_shared(memory)
+        assert region.name not in _shared_names()
+        moved[3] = 2.0
+        assert bytes(seen.block("a", 0, 3)) == struct.pack("f", 2.0) * 24
+    with pytest.raises(RegionError, match="given up: share newly allocated"):
+        share_tensors({"a": [moved]}, GROUPS[:1])
 
 
 @pytest.mark.parametrize("whole", [True, False])

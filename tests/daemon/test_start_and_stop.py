@@ -114,6 +114,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def test_an_address_of_another_machine_is_refused_at_start(tmp_path: Path) -> None:
+    daemon = DaemonProcess({"side_channel": {"bind_host": "192.0.2.9"}}, tmp_path)
+    with pytest.raises(
+        RuntimeError, match=r"side_channel.bind_host.*cannot listen on 192\.0\.2\.9"
+    ):
+        daemon.start()
+
+
 def test_a_taken_side_channel_port_is_named_with_its_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

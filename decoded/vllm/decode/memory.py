@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from decoded.client.memory import share_tensors
+from decoded.client.memory import give_up_shared, share_tensors
 from decoded.client.transfer import WorkerTransfer
-from decoded.wire.layout import KvMemory
+from decoded.wire.layout import KvMemory, SharedMemory
 
 from ..caches import Caches
 from ..settings import Settings, SettingsError
@@ -22,6 +22,9 @@ class Arrangement(Protocol):
     def fence(self) -> bool:
         """The daemon that served it is gone: cut off writers. True: `open` it anew."""
 
+    def leave(self) -> None:
+        """This process ends, and may be killed before it is done with that."""
+
     def close(self) -> None:
         """Cut off everybody."""
 
@@ -31,13 +34,19 @@ class SharedCaches:
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
+        self._memory: SharedMemory | None = None
 
     def open(self) -> KvMemory:
         caches = self._caches
-        return share_tensors(caches.tensors, caches.groups, caches.group_of)
+        self._memory = share_tensors(caches.tensors, caches.groups, caches.group_of)
+        return self._memory
 
     def fence(self) -> bool:
         return False
+
+    def leave(self) -> None:
+        if self._memory is not None:
+            give_up_shared(self._memory)
 
     def close(self) -> None:
         return None
@@ -69,6 +78,9 @@ class OwnTransfer:
     def fence(self) -> bool:
         self.close()
         return True
+
+    def leave(self) -> None:
+        return None
 
     def close(self) -> None:
         transfer, self._transfer = self._transfer, None

@@ -94,9 +94,15 @@ class Seat:
             if self._arrangement.fence():
                 self._reopen()
 
-    def close(self) -> None:
-        """Give the seat up; the memory is not written to any more."""
+    def close(self, for_good: bool) -> None:
+        """Give the seat up; the memory is not written to any more.
+
+        `for_good`: this process is about to end. vLLM kills workers soon after it has told
+        them, and a gigabyte of shared memory would be left to whoever looks next.
+        """
         self._closing.set()
+        if for_good:
+            self._arrangement.leave()
         self._thread.shutdown()
         client, self._client = self._client, None
         if client is not None:

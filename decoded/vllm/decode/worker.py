@@ -79,7 +79,7 @@ class DecodeWorker(WorkerHalf[DecodeMeta]):
         """
         settings, rank = self._settings, worker_rank()
         if self._seat is not None:
-            self._seat.close()
+            self._seat.close(for_good=False)
         arrangement = arrange(caches, settings)
         seat = Seat(lambda: self._client(rank), arrangement, self._engine.side_channel_port)
         seat.open(settings.connect_timeout_s)
@@ -105,7 +105,7 @@ class DecodeWorker(WorkerHalf[DecodeMeta]):
         """Unregister; idempotent."""
         seat, self._seat = self._seat, None
         if seat is not None:
-            seat.close()
+            seat.close(for_good=True)
 
     def _client(self, rank: int) -> Client:
         engine = self._engine

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -15,20 +12,20 @@ from typing import Any
 from decoded.kv.ascend import AscendSettings, ascend_environment
 from decoded.kv.wheel import NPU_WHEEL, WheelError, check_wheel
 
-from .npu_trial import why
-from .report import Findings
+from .report import Findings, NpuFindings
+from .trial import run_trial
 
 _DRIVER = Path("/usr/local/Ascend/driver/version.info")
 _TOOLKITS = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
-_TRIAL_S = 180.0
+_TRIALS = "decoded.doctor.npu_trial"
 _GIB = 1 << 30
 
 
-def examine() -> Findings:
+def examine() -> NpuFindings:
     """Look, then try; nothing is left behind. Each trial is a process of its own."""
-    findings = Findings()
-    _driver(findings)
-    _toolkit(findings)
+    findings = NpuFindings()
+    look_for_driver(findings)
+    look_for_toolkit(findings)
     if not _wheels(findings):
         return findings
     devices = _devices(findings)
@@ -50,7 +47,8 @@ def examine() -> Findings:
     return findings
 
 
-def _driver(findings: Findings) -> None:
+def look_for_driver(findings: Findings) -> None:
+    """The version of the NPUs' driver, or where it should be."""
     try:
         text = _DRIVER.read_text()
     except OSError:
@@ -62,7 +60,8 @@ def _driver(findings: Findings) -> None:
     findings.ok("driver", found.group(1).strip() if found else text.strip()[:80])
 
 
-def _toolkit(findings: Findings) -> None:
+def look_for_toolkit(findings: Findings) -> None:
+    """The version of CANN, or how to load it."""
     for variable in _TOOLKITS:
         if folder := os.environ.get(variable):
             versions = sorted(Path(folder).glob("*/ascend_toolkit_install.info"))
@@ -104,7 +103,7 @@ def _wheels(findings: Findings) -> bool:
 
 def _devices(findings: Findings) -> list[int]:
     """The machine's numbers of those that can be used."""
-    said = _run("devices")
+    said = run_trial(_TRIALS, "devices")
     if isinstance(said, str):
         findings.bad("NPUs", said, "load CANN's environment; is /dev/davinci* there and readable?")
         return []
@@ -133,7 +132,7 @@ def _environment(findings: Findings) -> None:
 
 
 def _trial(findings: Findings, what: str, *arguments: object) -> bool:
-    said = _run(*arguments)
+    said = run_trial(_TRIALS, *arguments)
     if isinstance(said, str):
         findings.bad(what, said, "see the plog in ~/ascend/log, and docs/ascend.md")
         return False
@@ -141,22 +140,7 @@ def _trial(findings: Findings, what: str, *arguments: object) -> bool:
     return True
 
 
-def _run(*arguments: object) -> Any:
-    """What the trial says, or why it failed, as a sentence."""
-    command = [sys.executable, "-m", "decoded.doctor.npu_trial", *map(str, arguments)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TRIAL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"nothing came of it in {_TRIAL_S:g} s"
-    answer = done.stdout.strip().splitlines()
-    if done.returncode == 0 and answer:
-        return json.loads(answer[-1])
-    return why(done)
-
-
-def _conclude(findings: Findings, devices: list[int], own: bool, shared: bool) -> None:
+def _conclude(findings: NpuFindings, devices: list[int], own: bool, shared: bool) -> None:
     if not own:
         return
     findings.works.append("transfer (the worker runs Mooncake)")

@@ -19,9 +19,10 @@ from decoded.kv.npu import NpuRegion, machine_number
 from decoded.kv.transfer import TransferEngine, TransferError
 from decoded.wire.layout import Region
 
+from .trial import ERROR, why
+
 HOST = "127.0.0.1"
 SIZE = 8 << 20
-ERROR = "error: "
 _PATTERN, _OTHER = 0x5A, 0xA5
 
 
@@ -101,13 +102,6 @@ def map_and_write(handle: str, begin: int) -> dict[str, Any]:
         source.engine.write(engine.session, [source.address], [region.address + begin], [SIZE])
     region.close()
     return {}
-
-
-def why(ended: subprocess.CompletedProcess[str]) -> str:
-    """Why a trial failed: what it said, or else the last that anything in it did."""
-    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    return (said or lines or [f"it ended with code {ended.returncode}"])[-1][:300]
 
 
 class _Side:

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"core", "observe", "wire", "kv", "client", "producer", "testing", "config"},
     "vllm": {"wire", "kv", "client", "producer", "config"},
     "proxy": {"edges"},
-    "doctor": {"wire", "kv"},
+    "doctor": {"wire", "kv", "edges", "config"},
     "cli": {
         *{"core", "wire", "kv", "edges", "observe", "config", "daemon"},
         *{"client", "producer", "testing", "bench", "proxy", "doctor"},

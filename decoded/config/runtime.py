@@ -7,7 +7,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from .schema import Config, check_endpoint
+from .endpoint import check_endpoint
+from .schema import Config
 
 SOCKET_NAME = "decoded.sock"
 

@@ -6,7 +6,6 @@ its unit. Rules that join several keys are in `checks.py`.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,12 +22,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .checks import MAX_LAYERS, broken_rules
+from .endpoint import check_endpoint
 
 # The type of the one error that carries `checks.Problem`s in its context.
 RULES_BROKEN = "rules_broken"
-
-# Linux's sockaddr_un.sun_path holds 108 bytes, the last of which is NUL.
-MAX_IPC_PATH_BYTES = 107
 
 # Numbers are strict: YAML's `yes` is no number of seconds.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False, strict=True)]
@@ -38,16 +35,20 @@ Host = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, without unknown keys."""
+    """Base of every section: frozen, without unknown keys. The text below a key is for users,
+    too: editors show it (`config.document`).
+    """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 class LinkConfig(Section):
     """The engine link: the socket that engines speak to."""
 
     endpoint: str | None = None
-    """`ipc:///absolute/path` or `tcp://host:port`. None: `decoded.sock` in the runtime folder."""
+    """`ipc:///absolute/path` or `tcp://host:port`. Null: `decoded.sock` in the runtime folder."""
     heartbeat_s: Seconds = 1.0
     """How often each side tells that it lives."""
     timeout_s: Seconds = 10.0
@@ -69,7 +70,7 @@ class SideChannelConfig(Section):
     unless MC_TCP_BIND_ADDRESS says otherwise.
     """
     advertise_host: Host | None = None
-    """Address that producers are told. None: `bind_host`, which is then no wildcard."""
+    """Address that producers are told. Null: `bind_host`, which is then no wildcard."""
     base_port: Annotated[int, Field(ge=0, le=65_535, strict=True)] = 0
     """Port of world rank 0; rank n listens on `base_port + n`. 0: free ports, chosen per engine."""
     ranks: Annotated[int, Field(ge=1, le=4_096, strict=True)] = 1
@@ -100,6 +101,7 @@ class TransferConfig(Section):
     """The Mooncake engine of each rank."""
 
     protocol: Literal["tcp", "rdma", "ascend"] = "tcp"
+    """How bytes travel; the prefill nodes' has to be the same."""
     device: Annotated[str, Field(max_length=256)] = ""
     """What Mooncake takes as its device name, for instance `mlx5_0`; empty: Mooncake chooses."""
     timeout_s: Seconds | None = None
@@ -109,42 +111,51 @@ class TransferConfig(Section):
     Null: as long as a write of this node would last (`config.bridge.write_timeout_s`).
     """
     ascend: AscendConfig = AscendConfig()
+    """Only for `ascend`."""
 
 
 class PoolGroup(Section):
-    """One KV group of the pool. `block_size`: tokens per block."""
+    """One KV group of the pool: layers that share block ids."""
 
     block_size: Annotated[int, Field(ge=1, le=1_048_576, strict=True)]
+    """Tokens per block."""
     num_blocks: Annotated[int, Field(ge=1, le=2**32, strict=True)]
+    """Blocks per rank; block 0 is never an engine's to give away."""
 
 
 class PoolTensor(Section):
-    """One tensor of a layer. `block_len`: bytes of one kernel block.
-
-    `block_size_scale`: kernel blocks per block of the engine.
-    """
+    """One tensor of a layer: K, V, or a part of MLA."""
 
     block_len: Annotated[int, Field(ge=1, le=2**40, strict=True)]
+    """Bytes of one kernel block."""
     block_size_scale: Annotated[int, Field(ge=1, le=65_536, strict=True)] = 1
+    """Kernel blocks per block of the engine."""
 
 
 class PoolLayer(Section):
-    """`count` layers of the same shape. In `name`, `{}` stands for the layer's number."""
+    """`count` layers of the same shape."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
+    """As the prefill nodes name it; `{}` stands for the layer's number, counted from 0."""
     count: Annotated[int, Field(ge=1, le=1_024, strict=True)] = 1
+    """This many layers of the same shape."""
     group: Annotated[int, Field(ge=0, le=255, strict=True)] = 0
+    """Which of `groups`, counted from 0."""
     tensors: Annotated[tuple[PoolTensor, ...], Field(min_length=1, max_length=16)]
+    """In the order in which prefill nodes have them."""
 
 
 class PoolConfig(Section):
     """KV memory that the daemon allocates at start, the same for each of `ranks` ranks."""
 
     ranks: Annotated[int, Field(ge=1, le=4_096, strict=True)] = 1
+    """Ranks per engine, each with memory of its own."""
     npus: tuple[Annotated[int, Field(ge=0, le=65_535, strict=True)], ...] = ()
     """The machine's number of each rank's NPU; empty: shared memory of the host."""
     groups: Annotated[tuple[PoolGroup, ...], Field(min_length=1, max_length=256)]
+    """KV groups."""
     layers: Annotated[tuple[PoolLayer, ...], Field(min_length=1, max_length=MAX_LAYERS)]
+    """In the order of a forward pass."""
 
     def expanded(self) -> tuple[PoolLayer, ...]:
         """One entry per layer (`count` 1), in order; `{}` replaced by its number from 0 on."""
@@ -160,30 +171,35 @@ class KvConfig(Section):
     """KV memory."""
 
     pool: PoolConfig | None = None
-    """None: the daemon owns no KV memory, engines bring their own."""
+    """Null: the daemon owns no KV memory, engines bring their own."""
 
 
 class TlsConfig(Section):
     """Certificates for https metaservers."""
 
     ca_file: Path | None = None
-    """Authorities to trust. None: the system's."""
+    """Authorities to trust. Null: the system's."""
     cert_file: Path | None = None
+    """The daemon's own certificate, for metaservers that ask for one."""
     key_file: Path | None = None
-    """The daemon's own certificate and key, for metaservers that ask for one."""
+    """The key of that certificate."""
     key_password: SecretStr | None = None
+    """The key's password; better given in the environment."""
 
 
 class MetaserverConfig(Section):
     """The POST to the proxy that starts a prefill; its answer comes when the prefill has ended."""
 
     connect_timeout_s: Seconds = 5.0
+    """For the connection alone."""
     total_timeout_s: Seconds = 300.0
+    """For the whole call, prefill included."""
     retries: Annotated[int, Field(ge=0, le=10, strict=True)] = 3
     """Further tries after a connection could not be made; nothing else is tried again."""
     backoff_s: Delay = 0.2
     """Wait before the first of them; doubles each time."""
     tls: TlsConfig | None = None
+    """Null: the system's authorities, no certificate of our own."""
 
 
 class DeadlinesConfig(Section):
@@ -211,19 +227,23 @@ class LimitsConfig(Section):
     max_tombstones: Items = 10_000
     """Ended requests that are remembered, so that repeats are known as such."""
     tombstone_age_s: Seconds = 600.0
+    """For how long they are."""
 
 
 class FixedDelay(Section):
     """The same delay for each virtual request."""
 
     fixed_s: Delay
+    """From submit to the end."""
 
 
 class TransferDelay(Section):
     """What a producer of a given speed would take: latency plus bytes over bandwidth."""
 
     latency_s: Delay = 0.0
+    """Until the first byte."""
     bandwidth_bytes_per_s: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=True)]
+    """Of all ranks together."""
     bytes_per_token: Annotated[int, Field(ge=0, le=10**12, strict=True)]
     """KV bytes of one token, all layers and ranks together."""
 
@@ -248,19 +268,20 @@ class VirtualConfig(Section):
         ]
         | None
     ) = None
-    """None: finished at once. For benchmarks: finished after this long."""
+    """Null: finished at once. For benchmarks: finished after this long."""
 
 
 class LogConfig(Section):
     """Log lines, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
     format: Literal["auto", "console", "json"] = "auto"
     """`auto`: `console` on a terminal, else `json`."""
 
 
 class Config(Section):
-    """The whole configuration. `Config()` is valid and is what an empty file means."""
+    """The whole configuration. Every key has a default: an empty file is valid."""
 
     link: LinkConfig = LinkConfig()
     side_channel: SideChannelConfig = SideChannelConfig()
@@ -279,26 +300,3 @@ class Config(Section):
             text = "; ".join(str(problem) for problem in problems)
             raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "problems": problems})
         return self
-
-
-def check_endpoint(endpoint: str) -> str:
-    """`endpoint` unchanged, if ZMQ can use it. Raises ValueError that says what is wrong."""
-    scheme, separator, rest = endpoint.partition("://")
-    if not separator or scheme not in ("ipc", "tcp"):
-        raise ValueError(f"'{endpoint}' is neither ipc:///absolute/path nor tcp://host:port")
-    if scheme == "ipc":
-        length = len(os.fsencode(rest))
-        if not rest.startswith("/") or rest.endswith("/"):
-            raise ValueError(f"'{endpoint}': ipc:// needs the absolute path of a socket file")
-        if length > MAX_IPC_PATH_BYTES:
-            raise ValueError(
-                f"the socket's path is {length} bytes long, Linux takes {MAX_IPC_PATH_BYTES}: "
-                f"choose a shorter one than {rest}"
-            )
-        return endpoint
-    host, separator, port = rest.rpartition(":")
-    number = int(port) if port.isascii() and port.isdigit() else None
-    # `*` lets the system choose a port; the daemon then logs which.
-    if not separator or not host or (port != "*" and (number is None or number > 65_535)):
-        raise ValueError(f"'{endpoint}': tcp:// needs host:port, the port 1 to 65535 or *")
-    return endpoint

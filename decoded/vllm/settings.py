@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from decoded.config.endpoint import check_endpoint
 from decoded.config.runtime import endpoint_of
-from decoded.config.schema import Config, check_endpoint
+from decoded.config.schema import Config
 
 
 class SettingsError(ValueError):

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
 from decoded import __version__
 from decoded.cli import COMMANDS, FAILED, NO_DAEMON, OK, USAGE
@@ -139,3 +140,19 @@ def test_no_daemon_on_tcp(run: Run) -> None:
     said = run("status", "--endpoint", "tcp://127.0.0.1:1", "--timeout", "0.2")
     assert said.returncode == NO_DAEMON
     assert "no daemon answers at tcp://127.0.0.1:1 within 0.2 s" in said.stderr
+
+
+def test_config_prints_the_schema(run: Run, tmp_path: Path) -> None:
+    said = run("config", "schema", DECODED_CONFIG=str(tmp_path / "not-read.yaml"))
+    assert said.returncode == OK, said.stderr
+    assert set(yaml.safe_load((CONFIGS / "cpu.yaml").read_text())) == set(
+        json.loads(said.stdout)["properties"]
+    )
+    assert run("config", "schema", "--set", "log.level=info").returncode == USAGE
+
+
+def test_a_file_called_schema_can_be_shown(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "schema"
+    path.write_text("log: {level: debug}\n")
+    assert "level: debug" in run("config", path).stdout
+    assert "level: debug" in run("config", "--config", path).stdout

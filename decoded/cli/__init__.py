@@ -24,6 +24,7 @@ COMMANDS = {
     "proxy": ("proxy", "run the proxy of a P/D cluster"),
     "bench": ("bench", "measure the data path or the control path"),
     "doctor": ("doctor", "try what this machine can run, and say what to do"),
+    "completion": ("completion", "print what makes a shell complete this command's words"),
     "version": ("version", "print the versions of decoded and of what it runs on"),
 }
 
@@ -35,10 +36,17 @@ NO_DAEMON = 3
 CANNOT_START = 4
 INTERRUPTED = 130
 
+# Set by a shell that asks for words.
+_COMPLETING = "_ARGCOMPLETE"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv by default); returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if _COMPLETING in os.environ:
+        from .completion import complete
+
+        complete(_parser(arguments, whole=True))  # answers, and ends the process
     args = _parser(arguments).parse_args(arguments)
     try:
         code: int = args.run(args)
@@ -52,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; only the subcommand that `arguments` name is imported and filled in."""
+def _parser(arguments: Sequence[str], whole: bool = False) -> argparse.ArgumentParser:
+    """The parser; only the subcommand that `arguments` name is imported and filled in, unless
+    the `whole` is wanted.
+    """
     parser = argparse.ArgumentParser(
         prog="decoded",
         description="The decode-node daemon of a prefill/decode cluster.",
@@ -64,7 +74,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     named = next((word for word in arguments if not word.startswith("-")), None)
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name == named:
+        if whole or name == named:
             loaded = importlib.import_module(f"decoded.cli.{module}")
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)

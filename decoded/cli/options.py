@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .completion import complete_with
+
 if TYPE_CHECKING:
     from decoded.config import Config
 
@@ -32,7 +34,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, *named: str) -> None:
         default=Path(os.environ["DECODED_CONFIG"]) if os.environ.get("DECODED_CONFIG") else None,
         help="YAML file (default: $DECODED_CONFIG, else none)",
     )
-    group.add_argument(
+    assignment = group.add_argument(
         "--set",
         action="append",
         default=[],
@@ -40,6 +42,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, *named: str) -> None:
         type=_assignment,
         help="one key, for instance link.timeout_s=5; may be repeated",
     )
+    complete_with(assignment, _keys)
     for name in named:
         key, metavar, text = _NAMED[name]
         flag = f"--{name.replace('_', '-')}"
@@ -64,6 +67,14 @@ def config_of(args: argparse.Namespace) -> Config | None:
     except ConfigError as error:
         print(f"decoded: {error}", file=sys.stderr)
         return None
+
+
+def _keys(prefix: str, **_: object) -> list[str]:
+    """What may stand after `--set`, up to the `=`."""
+    from decoded.config.sources import keys_at
+
+    sections = keys_at(())
+    return [f"{section}.{key}=" for section in sections for key in keys_at((section,))]
 
 
 def _assignment(text: str) -> tuple[str, str]:

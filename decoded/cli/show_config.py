@@ -11,19 +11,21 @@ import sys
 from pathlib import Path
 
 from . import FAILED, OK, USAGE
+from .completion import complete_with, files_or
 from .options import add_config_arguments, overrides_of
 
 _SCHEMA = "schema"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    what = parser.add_argument(
         "what",
         nargs="?",
         metavar="FILE | schema",
         help="a file, the same as --config FILE; or the word schema: print the JSON Schema of "
         "configurations, for editors (a file of that name is ./schema)",
     )
+    complete_with(what, files_or(_SCHEMA))
     add_config_arguments(parser, "endpoint", "log_level", "log_format")
 
 

@@ -79,14 +79,14 @@ def test_options_of_every_command(complete: Complete, run: Run) -> None:
         text = run(command, "--help").stdout
         assert offered, command
         assert all(option in text for option in offered)
-    assert {"--perfetto", "--engine-id", "--set", "--config"} <= complete("decoded trace --")
+    assert {"--request-id", "--engine-id", "--set", "--config"} <= complete("decoded status --")
 
 
 def test_values(complete: Complete, tmp_path: Path) -> None:
     assert complete("decoded completion ") == {"bash", "zsh", "fish"}
     assert complete("decoded proxy --log-level d") == {"debug"}
     assert complete("decoded serve --set link.heart") == {"link.heartbeat_s="}
-    assert complete("decoded trace ") == set()
+    assert complete("decoded version ") == set()
     (tmp_path / "node.yaml").touch()
     (tmp_path / "somewhere").mkdir()
     assert complete("decoded check-config n") == {"node.yaml"}
